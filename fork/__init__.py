@@ -1,0 +1,1 @@
+"""The machinery that carries torch.attn on top of PyTorch: overlay, stack, graft."""

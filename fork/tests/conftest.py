@@ -1,0 +1,89 @@
+"""Small PyTorches and small stacks to try the machinery on."""
+
+from pathlib import Path
+
+import pytest
+from wheel.wheelfile import WheelFile
+
+YAML = """\
+- func: add(Tensor self) -> Tensor
+
+- func: baddbmm(Tensor self) -> Tensor
+
+- func: bmm(Tensor self) -> Tensor
+"""
+
+WHEEL_FILES = {
+    "torch/version.py": "__version__ = '2.13.0+cpu'\n",
+    "torch/overrides.py": "table = {\n    torch.abs: 1,\n    torch.bmm: 2,\n}\n",
+    "torchgen/packaged/ATen/native/native_functions.yaml": YAML,
+    "torch/_C.so": "\x7fELF",
+    "torch-2.13.0+cpu.dist-info/METADATA": (
+        "Metadata-Version: 2.4\nName: torch\nVersion: 2.13.0+cpu\n"
+        "Requires-Dist: sympy>=1.13\n\nTensors — fast\n"
+    ),
+    "torch-2.13.0+cpu.dist-info/WHEEL": (
+        "Wheel-Version: 1.0\nGenerator: setuptools\nRoot-Is-Purelib: false\n"
+        "Tag: cp311-cp311-manylinux_2_28_x86_64\n"
+    ),
+}
+
+
+def write_files(root: Path, files: dict[str, str]) -> Path:
+    for path, text in files.items():
+        file = root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return root
+
+
+@pytest.fixture
+def source(tmp_path):
+    """A source tree of PyTorch 2.6.0, as far as these tests need one."""
+    files = {
+        "version.txt": "2.6.0a0\n",
+        "aten/src/ATen/native/native_functions.yaml": YAML,
+        "torch/version.py": "__version__ = '2.6.0'\n",
+        "torch/overrides.py": WHEEL_FILES["torch/overrides.py"],
+        "test/test_ops.py": "pass\n",
+    }
+    return write_files(tmp_path / "pytorch", files)
+
+
+@pytest.fixture
+def wheel(tmp_path):
+    """A wheel file of torch 2.13.0+cpu, as far as these tests need one."""
+    path = tmp_path / "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl"
+    with WheelFile(path, "w") as out:
+        for name, text in WHEEL_FILES.items():
+            out.writestr(name, text)
+    return path
+
+
+@pytest.fixture
+def unpacked(tmp_path):
+    return write_files(tmp_path / "unpacked", WHEEL_FILES)
+
+
+def message(files: list[str], removes: list[str] = (), title: str = "Do a thing") -> str:
+    listed = "".join(f"  - {f}\n" for f in files)
+    gone = "".join(f"  - {f}\n" for f in removes)
+    front = (f"files:\n{listed}" if files else "") + (f"removes:\n{gone}" if gone else "")
+    text = "## Why\n\nbecause\n\n## Review order\n\nfirst\n\n## Test plan\n\nrun it\n"
+    return f"---\n{front}---\n# {title}\n\n{text}"
+
+
+@pytest.fixture
+def repo(tmp_path):
+    """A repository with a stack of two commits; the second changes a file of the first."""
+    edit = "# @@ before: - func: baddbmm(\n- func: attn{} -> Tensor\n"
+    native = "aten/src/ATen/native/native_functions.edit.yaml"
+    files = {
+        f"stack/01-implicit/{native}": edit.format("(Tensor q)"),
+        "stack/01-implicit/commit.md": message(["aten/src/ATen/native/Attn.cpp", native]),
+        "stack/02-explicit/commit.md": message([native, "torch/overrides.edit.py"]),
+        native: edit.format("(Tensor q, Tensor k)"),
+        "aten/src/ATen/native/Attn.cpp": "int attn;\n",
+        "torch/overrides.edit.py": "# @@ after: torch.abs:\n    torch.attn: 3,\n",
+    }
+    return write_files(tmp_path / "repo", files)
