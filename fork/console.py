@@ -1,0 +1,89 @@
+"""What the user sees of a long run: a line per step with its seconds, and errors in one line."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from fork.errors import ForkError
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+class Step:
+    """A running step; `done` becomes its closing words, `tell` shows how far it is."""
+
+    def __init__(self, status):
+        self._status = status
+        self.done = ""
+
+    def tell(self, text: str) -> None:
+        self._status.update(escape(text))
+
+
+@contextmanager
+def step(title: str) -> Iterator[Step]:
+    """Shows `title` while the block runs, and a line with its seconds when it ends."""
+    start = time.monotonic()
+    with console.status(escape(title)) as status:
+        running = Step(status)
+        try:
+            yield running
+        except BaseException:
+            console.print(f"[red]x[/] {escape(title)}")
+            raise
+    seconds = time.monotonic() - start
+    words = escape(f"{title}: {running.done}" if running.done else title)
+    console.print(f"[green]+[/] {words} [dim]({seconds:.1f} s)[/]")
+
+
+def run(
+    command: list, log: Path, wrong: str, *, line: Callable[[str], None] | None = None, **kwargs
+) -> None:
+    """Runs `command` with its output in the file `log`; `line` sees each line as it comes.
+
+    Raises ForkError: `wrong`, then the last line that the command printed, and where the log is.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    last = ""
+    try:
+        with (
+            log.open("w") as out,
+            subprocess.Popen(
+                [str(c) for c in command],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                **kwargs,
+            ) as process,
+        ):
+            try:
+                for text in process.stdout:
+                    out.write(text)
+                    if text.strip():
+                        last = text.strip()
+                    if line is not None:
+                        line(text)
+            except BaseException:
+                process.terminate()
+                raise
+    except OSError as e:
+        raise ForkError(f"{wrong}: {e}") from None
+    if process.returncode:
+        raise ForkError(f"{wrong}: {_cause(log) or last} (all of it: {log})")
+
+
+def _cause(log: Path) -> str:
+    """The first line of a log that names an error; the last one is often only its echo."""
+    for text in log.read_text(errors="replace").splitlines():
+        if "error:" in text.lower() or text.startswith("ERROR"):
+            return text.strip()
+    return ""

@@ -1,0 +1,297 @@
+"""The graft: a base wheel and the overlay in, a wheel of torch with our operators out."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import sys
+import sysconfig
+from pathlib import Path
+
+from fork.base import Base
+from fork.console import console, run, step
+from fork.errors import ForkError
+from fork.overlay import Edit, resolve, target_of
+from fork.pack import pack
+from fork.stack import Stack
+
+HERE = Path(__file__).parent
+# The graft's own edits of the wheel, in the overlay's form: what a source build has no need of.
+HOOK = HERE / "graft"
+CPP = HERE / "graft" / "cpp"
+NATIVE = "aten/src/ATen/native/native_functions.edit.yaml"
+DERIVATIVES = "tools/autograd/derivatives.edit.yaml"
+# Generated headers that stand in for the wheel's own; the others say nothing of our operators.
+HEADERS = ("Functions.h", "VariableType.h", "python_functions.h", "python_return_types.h")
+
+
+class Graft:
+    """One commit of the stack on one base, in a build folder of its own."""
+
+    def __init__(self, stack: Stack, base: Base, number: int | None = None):
+        self.base = base
+        self.commit = stack.commits[-1] if number is None else stack.commit(number)
+        self.tree = stack.tree(self.commit.number)
+        self.root = stack.root
+        self.dir = stack.root / "build" / "graft" / base.folder.name / self.commit.folder.name
+        self.stage = (
+            self.dir / "stage"
+        )  # what the wheel gets: new and changed files, at their places
+        self.gen = self.dir / "gen"
+
+    def build(self, compress: bool = False) -> Path:
+        """The grafted wheel; made anew only if something that it is made of has changed."""
+        wheels = self.dir / ("wheel-deflated" if compress else "wheel")
+        stamp = wheels.with_suffix(".stamp")
+        fingerprint = self.fingerprint()
+        made = sorted(wheels.glob("*.whl"))
+        if len(made) == 1 and stamp.exists() and stamp.read_text() == fingerprint:
+            return made[0]
+        self.dir.mkdir(parents=True, exist_ok=True)
+        stamp.unlink(missing_ok=True)
+        base = f"torch {self.base.version}"
+        with step(f"overlay, commit {self.commit.folder.name}, on {base}") as doing:
+            written = self.resolve()
+            doing.done = f"{len(written)} files"
+        if NATIVE in self.tree:
+            with step("generate code"):
+                self.generate()
+            with step("compile") as doing:
+                doing.done = self.compile(doing)
+            self.stage_products()
+        else:
+            console.print(
+                f"  commit {self.commit.folder.name} has no native function: nothing to compile"
+            )
+        with step("pack the wheel") as doing:
+            wheel = pack(self.base, self.stage, wheels, compress)
+            doing.done = f"{wheel.name}, {wheel.stat().st_size / 1e6:.0f} MB"
+        stamp.write_text(fingerprint)
+        return wheel
+
+    def fingerprint(self) -> str:
+        """A hash of everything that the wheel is made of."""
+        digest = hashlib.sha256(f"{sys.version}{self.base.wheel.name}".encode())
+        ours = [
+            p for p in HERE.rglob("*") if p.suffix in (".py", ".cpp") and "tests" not in p.parts
+        ]
+        files = {
+            p.relative_to(self.root).as_posix(): p for p in [*ours, self.root / "CMakeLists.txt"]
+        }
+        for path, file in sorted({**self.tree, **files}.items()):
+            digest.update(f"{path}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
+        return digest.hexdigest()
+
+    def resolve(self) -> list[str]:
+        """Stages every file of the wheel that the overlay changes or adds."""
+        upstream = self.base.upstream
+        written = resolve(self.tree, upstream).written
+        if NATIVE in self.tree:
+            hooks = HOOK.rglob("*.edit.*")
+            hook = resolve({h.relative_to(HOOK).as_posix(): h for h in hooks}, upstream).written
+            both = written.keys() & hook.keys()
+            if both:
+                raise ForkError(
+                    f"{both.pop()}: both the overlay and the graft itself change this file"
+                )
+            written |= hook
+        mirror(
+            {Path(upstream.place(path)): content for path, content in written.items()}, self.stage
+        )
+        return sorted(written)
+
+    def _code(self, path: str, name: str) -> Path:
+        """Our entries of a YAML file for this release, as input for the generator."""
+        edit = Edit.parse(path, self.tree[path].read_text()) if path in self.tree else None
+        file = self.dir / name
+        file.write_text(edit.code(self.base.upstream) if edit else "[]\n")
+        return file
+
+    def generate(self) -> None:
+        """Runs the base's torchgen, with our edits in it, on our entries alone."""
+        torchgen = self.dir / "torchgen"
+        shutil.rmtree(torchgen, ignore_errors=True)
+        ignore = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(self.base.folder / "torchgen", torchgen / "torchgen", ignore=ignore)
+        if (self.stage / "torchgen").is_dir():
+            shutil.copytree(self.stage / "torchgen", torchgen / "torchgen", dirs_exist_ok=True)
+        fresh = self.dir / "generated"
+        shutil.rmtree(fresh, ignore_errors=True)
+        fresh.mkdir()
+        native = self._code(NATIVE, "native_functions.yaml")
+        derivatives = self._code(DERIVATIVES, "derivatives.yaml")
+        run(
+            [sys.executable, "-m", "fork.codegen", torchgen, native, derivatives, fresh],
+            self.dir / "codegen.log",
+            f"PyTorch's code generator of torch {self.base.version} refuses our entries",
+            cwd=self.root,
+        )
+        wanted = self._select(fresh)
+        mirror({place: source.read_bytes() for place, source in wanted.items()}, self.gen)
+
+    def _select(self, fresh: Path) -> dict[Path, Path]:
+        """Of all that was generated, what to compile or include: place below gen/ -> file."""
+        aten, autograd = fresh / "ATen", fresh / "autograd"
+        extra = fresh / "extra"
+        extra.mkdir()
+        redispatch = extra / "RedispatchFunctions.h"
+        text = (aten / "RedispatchFunctions.h").read_text()
+        redispatch.write_text("#include_next <ATen/RedispatchFunctions.h>\n" + text)
+        ops = sorted((aten / "ops").glob("*.h"))
+        names = [
+            o.name for o in ops if re.fullmatch(r".*_(native|ops)\.h", o.name) or _is_api(o, ops)
+        ]
+        graft_ops = extra / "graft_ops.h"
+        graft_ops.write_text(
+            "#pragma once\n" + "".join(f"#include <ATen/ops/{n}>\n" for n in names)
+        )
+        wanted = {
+            Path("include/ATen/RedispatchFunctions.h"): redispatch,
+            Path("include/graft_ops.h"): graft_ops,
+        }
+        wanted |= {Path("include/ATen/ops") / o.name: o for o in ops}
+        generated = Path("include/torch/csrc/autograd/generated")
+        wanted |= {generated / h: autograd / h for h in HEADERS}
+        # Of the sharded sources, the unsharded "Everything"; of the others, those that register.
+        sources = [*aten.glob("*.cpp"), *autograd.glob("*.cpp")]
+        for source in sources:
+            name = source.name
+            if re.search(r"_\d+\.cpp$", name) or name.startswith(
+                ("python_", "ViewFuncs", "Functions")
+            ):
+                continue
+            if (
+                re.search(r"^\s*m\.(impl|def)\(", source.read_text(), re.M)
+                or name == "OperatorsEverything.cpp"
+            ):
+                wanted[Path("op") / name] = source
+        if DERIVATIVES in self.tree:
+            wanted[Path("op/Functions.cpp")] = autograd / "Functions.cpp"
+        for name in ("functionsEverything", "torch_functionsEverything", "return_types"):
+            wanted[Path("python") / f"python_{name}.cpp"] = autograd / f"python_{name}.cpp"
+        wanted |= {Path("stubs") / s.name: s for s in (fresh / "stubs").iterdir()}
+        return wanted
+
+    def _contexts(self) -> dict[Path, Path]:
+        """For each C++ file that the overlay edits: the source with the edit's surroundings."""
+        found = {}
+        for path, file in self.tree.items():
+            target = target_of(path)
+            if target is None or not target.endswith(".cpp"):
+                continue
+            if not Edit.parse(path, file.read_text()).holds(self.base.upstream):
+                continue
+            context = CPP / Path(target).name
+            if not context.is_file():
+                raise ForkError(
+                    f"{path}: the graft has no surroundings for it: fork/graft/cpp/{context.name}"
+                )
+            found[context] = file
+        return found
+
+    def compile(self, doing) -> str:
+        """CMake and Ninja; `doing` is told n of m."""
+        if shutil.which("g++") is None and "CXX" not in os.environ:
+            raise ForkError(
+                "no C++ compiler: install g++ (Debian: apt-get install g++), or set CXX"
+            )
+        build = self.dir / "cmake"
+        whole = [f for p, f in self.tree.items() if p.endswith(".cpp") and target_of(p) is None]
+        op = sorted((self.gen / "op").glob("*.cpp"))
+        python = sorted((self.gen / "python").glob("*.cpp"))
+        abi = re.search(r"_GLIBCXX_USE_CXX11_ABI=(\d)", self.base.cmake("Torch/TorchConfig.cmake"))
+        standard = re.search(r"CXX_STANDARD (\d+)", self.base.cmake("Caffe2/public/utils.cmake"))
+        if standard is None:
+            raise ForkError(f"torch {self.base.version}: the wheel does not say its C++ standard")
+        settings = {
+            "BASE": [self.base.folder],
+            "CXX11_ABI": [abi[1] if abi else 1],  # releases that say nothing have the new one
+            "CXX_STANDARD": [standard[1]],
+            "INCLUDES": [
+                self.stage / "torch" / "include",
+                self.gen / "include",
+                self.root / "aten" / "src",
+            ],
+            "GENERATED": [*op, *python],
+            "OP_SOURCES": [*op, *sorted(whole), CPP / "unpack.cpp"],
+            "CONTEXTS": [f"{context}|{edit}" for context, edit in sorted(self._contexts().items())],
+            "PYTHON_SOURCES": [*python, CPP / "module.cpp"],
+            "PYTHON_INCLUDE": [sysconfig.get_paths()["include"]],
+            "PYTHON_SUFFIX": [sysconfig.get_config_var("EXT_SUFFIX")],
+        }
+        if not (Path(settings["PYTHON_INCLUDE"][0]) / "Python.h").is_file():
+            raise ForkError("Python's headers are missing: install python3-dev, or set PYTHON")
+        config = self.dir / "graft.cmake"
+        lines = [f"set(GRAFT_{k} {' '.join(_quoted(v) for v in vs)})" for k, vs in settings.items()]
+        text = "\n".join(lines) + "\n"
+        if not config.exists() or config.read_text() != text:
+            config.write_text(text)
+        tools = Path(sys.executable).parent
+        env = {**os.environ, "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"}
+        for tool in ("cmake", "ninja"):
+            if shutil.which(tool, path=env["PATH"]) is None:
+                raise ForkError(f"{tool} is missing: pip install -r requirements.txt")
+        if not (build / "build.ninja").exists():
+            shutil.rmtree(build, ignore_errors=True)
+            flags = ["-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", f"-DGRAFT_CONFIG={config}"]
+            run(
+                ["cmake", "-S", self.root, "-B", build, *flags],
+                self.dir / "cmake.log",
+                "CMake cannot set up the build",
+                env=env,
+            )
+        counted = {"m": 0}
+
+        def line(text: str) -> None:
+            found = re.match(r"\[(\d+)/(\d+)\] .*?([^/ ]+)$", text.strip())
+            if found:
+                counted["m"] = int(found[2])
+                doing.tell(f"compile {found[1]} of {found[2]}: {found[3]}")
+
+        run(
+            ["cmake", "--build", build],
+            self.dir / "ninja.log",
+            "the compiler stopped",
+            line=line,
+            env=env,
+        )
+        return f"{counted['m']} steps" if counted["m"] else "nothing to do"
+
+    def stage_products(self) -> None:
+        """Stages the libraries and the type stubs."""
+        build, torch = self.dir / "cmake", self.stage / "torch"
+        (torch / "lib").mkdir(parents=True, exist_ok=True)
+        shutil.copy2(build / "libtorch_attn.so", torch / "lib")
+        shutil.copy2(next(build.glob("_C_attn*.so")), torch)
+        for place, stub in {
+            "torch/_C/_VariableFunctions.pyi": "_VariableFunctions.pyi",
+            "torch/return_types.pyi": "return_types.pyi",
+        }.items():
+            ours = (self.gen / "stubs" / stub).read_text()
+            file = self.stage / place
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text((self.base.folder / place).read_text().rstrip("\n") + "\n\n" + ours)
+
+
+def mirror(wanted: dict[Path, bytes], folder: Path) -> None:
+    """Makes `folder` hold just `wanted`; an unchanged file keeps its time, so that Ninja, which
+    goes by times, compiles only what changed."""
+    for old in [p for p in folder.rglob("*") if p.is_file()]:
+        if old.relative_to(folder) not in wanted:
+            old.unlink()
+    for place, content in wanted.items():
+        file = folder / place
+        if not file.exists() or file.read_bytes() != content:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content)
+
+
+def _is_api(header: Path, all_headers: list[Path]) -> bool:
+    """attn.h is the operator's own header: attn_ops.h stands beside it."""
+    return header.with_name(header.stem + "_ops.h") in all_headers
+
+
+def _quoted(value: object) -> str:
+    return '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -1,0 +1,34 @@
+// The surroundings that BatchRulesDecompositions.edit.cpp has in upstream's
+// aten/src/ATen/functorch/BatchRulesDecompositions.cpp.
+#include <ATen/Operators.h>
+#include <torch/library.h>
+
+#include <graft_ops.h>
+
+// Upstream's is in a header that some wheels cannot compile (2.13.0's asks for
+// nlohmann/json.hpp).
+#define OP_DECOMPOSE(op) \
+  m.impl(#op, static_cast<decltype(&ATEN_FN(op))>(native::op))
+
+namespace at::functorch {
+
+TORCH_LIBRARY_IMPL(aten, FuncTorchBatchedDecomposition, m) {
+#include GRAFT_EDIT
+}
+
+// A kernel for this alias key does not reach FuncTorchBatched's entry in the
+// dispatch table: that is computed when a kernel or a fallback for
+// FuncTorchBatched itself comes or goes. Upstream's fallback comes after all
+// operators; here it was there before ours. So let kernels come and go.
+static const bool refreshed = [] {
+  torch::Library m(
+      torch::Library::IMPL,
+      "aten",
+      DispatchKey::FuncTorchBatched,
+      __FILE__,
+      __LINE__);
+#include GRAFT_EDIT
+  return true;
+}();
+
+} // namespace at::functorch

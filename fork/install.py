@@ -1,0 +1,40 @@
+"""Puts a grafted wheel into a virtual environment; a kill in the middle spoils nothing."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from fork.console import run, step
+from fork.errors import ForkError
+
+UNDER_WAY = "installing"
+
+
+def install(wheel: Path, fingerprint: str, venv: Path) -> None:
+    """Installs `wheel` and what it needs in `venv`, unless the stamp there says that it is in."""
+    stamp = venv / ".attn-installed"
+    site = next(iter(sorted(venv.glob("lib/python3*/site-packages"))), None)
+    if site is None:
+        raise ForkError(f"{venv}: not a virtual environment")
+    before = stamp.read_text() if stamp.exists() else ""
+    if before == fingerprint and (site / "torch" / "version.py").exists():
+        return
+    with step(f"install {wheel.name}"):
+        stamp.write_text(UNDER_WAY)
+        if before == UNDER_WAY:
+            clear(site)
+        pip = [venv / "bin" / "python", "-m", "pip", "install", "--no-compile"]
+        log = venv / "attn-install.log"
+        wrong = f"{wheel.name} cannot be installed in {venv}"
+        # The version stays the same from one graft to the next, so pip must be told to replace it.
+        run([*pip, "--force-reinstall", "--no-deps", wheel], log, wrong)
+        run([*pip, wheel], log, wrong)
+        stamp.write_text(fingerprint)
+
+
+def clear(site: Path) -> None:
+    """Removes what an install that was killed left behind, which pip would stumble over."""
+    for pattern in ("torch", "torchgen", "functorch", "torch-*.dist-info", "~*"):
+        for path in site.glob(pattern):
+            shutil.rmtree(path)

@@ -1,0 +1,172 @@
+"""The graft's own steps on small inputs, and the wheel that it made of the default base."""
+
+import csv
+import io
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+from wheel.wheelfile import WheelFile
+
+from fork import base as bases
+from fork.__main__ import CACHE, ROOT
+from fork.base import Base
+from fork.codegen import fragment
+from fork.errors import ForkError
+from fork.graft import Graft, mirror
+from fork.install import UNDER_WAY, clear
+from fork.pack import header, pack
+from fork.stack import Stack
+from fork.tests.conftest import write_files
+
+
+def test_fragment():
+    schema = 'TORCH_LIBRARY(aten, m) {\n  m.def("attn()");\n  m.def("get_gradients(int c)");\n}\n'
+    assert fragment(schema) == 'TORCH_LIBRARY_FRAGMENT(aten, m) {\n  m.def("attn()");\n}\n'
+    with pytest.raises(SystemExit, match="not as the graft knows it"):
+        fragment("TORCH_LIBRARY(prim, m) {}\n")
+
+
+def test_mirror_keeps_the_time_of_what_did_not_change(tmp_path):
+    mirror({Path("a/x"): b"1", Path("y"): b"2"}, tmp_path)
+    times = {p: p.stat().st_mtime_ns for p in (tmp_path / "a/x", tmp_path / "y")}
+    mirror({Path("a/x"): b"1", Path("z"): b"3"}, tmp_path)
+    assert sorted(p.name for p in tmp_path.rglob("*") if p.is_file()) == ["x", "z"]
+    assert (tmp_path / "a/x").stat().st_mtime_ns == times[tmp_path / "a/x"]
+
+
+def test_header_keeps_the_text_below():
+    text = "Name: torch\nVersion: 1\nTag: a\nTag: b\n\nTensors — fast\n"
+    assert (
+        header(text, Version="2", Tag="c") == "Name: torch\nVersion: 2\nTag: c\n\nTensors — fast\n"
+    )
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_pack(wheel, unpacked, tmp_path, compress):
+    stage = write_files(
+        tmp_path / "stage", {"torch/overrides.py": "new\n", "torch/lib/libtorch_attn.so": "so"}
+    )
+    made = pack(Base(wheel, unpacked), stage, tmp_path / "out", compress)
+    assert made.name.startswith("torch-2.13.0+cpu.attn-cp311-cp311-linux_")
+    with WheelFile(made) as new:  # reading compares with RECORD
+        files = {i.filename: new.read(i).decode() for i in new.infolist()}
+    record = files.pop("torch-2.13.0+cpu.attn.dist-info/RECORD")
+    assert {row[0] for row in csv.reader(io.StringIO(record)) if row} == {
+        *files,
+        "torch-2.13.0+cpu.attn.dist-info/RECORD",
+    }
+    assert files["torch/version.py"] == "__version__ = '2.13.0+cpu.attn'\n"
+    assert files["torch/overrides.py"] == "new\n"
+    assert files["torch/lib/libtorch_attn.so"] == "so"
+    assert files["torch/_C.so"] == "\x7fELF"
+    metadata = files["torch-2.13.0+cpu.attn.dist-info/METADATA"]
+    assert "Version: 2.13.0+cpu.attn\n" in metadata and "Tensors — fast" in metadata
+
+
+def test_a_packed_wheel_installs_and_uninstalls_clean(wheel, unpacked, tmp_path):
+    stage = write_files(tmp_path / "stage", {"torch/attn.py": "x = 1\n"})
+    made = pack(Base(wheel, unpacked), stage, tmp_path / "out", False)
+    env = tmp_path / "env"
+    venv.create(env)
+    site = next(env.glob("lib/python3*/site-packages"))
+    pip = [sys.executable, "-m", "pip", "-q", "--python", env / "bin/python"]
+    python = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    made = made.rename(made.with_name(made.name.replace("cp311", python)))
+    subprocess.run([*pip, "install", "--no-deps", made], check=True)
+    assert (site / "torch/attn.py").exists()
+    subprocess.run([*pip, "uninstall", "-y", "torch"], check=True)
+    assert [p for p in site.rglob("*") if p.is_file()] == []
+
+
+def test_clear_removes_the_remains_of_a_killed_install(tmp_path):
+    remains = (
+        "torch/x.py",
+        "~orch/x.py",
+        "torchgen/x.py",
+        "functorch/x.py",
+        "torch-2.13.0.dist-info/METADATA",
+    )
+    write_files(tmp_path, {**dict.fromkeys(remains, ""), "torchvision/x.py": "", "numpy/x.py": ""})
+    clear(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["numpy", "torchvision"]
+    assert UNDER_WAY
+
+
+@pytest.mark.parametrize(
+    "release, words",
+    [
+        ("1.13.1", "torch 1.13.1: not a release that the graft supports: .*2.13.0"),
+        ("/nowhere/torch.whl", "/nowhere/torch.whl: no such wheel"),
+    ],
+)
+def test_unsupported_bases(release, words, tmp_path):
+    with pytest.raises(ForkError, match=words):
+        bases.get(release, tmp_path)
+
+
+def test_no_network(tmp_path, monkeypatch):
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    with pytest.raises(
+        ForkError, match=r"torch 2.13.0 for this Python \(cp3\d+\) cannot be downloaded: ERROR"
+    ):
+        bases.get("2.13.0", tmp_path)
+
+
+def test_a_truncated_base_is_removed(wheel, tmp_path):
+    data = wheel.read_bytes()
+    wheel.write_bytes(data[:-30])
+    with pytest.raises(ForkError, match="broken .* run this again"):
+        bases.get(str(wheel), tmp_path / "cache")
+    assert not wheel.exists()
+
+
+@pytest.fixture(scope="module")
+def grafted():
+    """The tip's wheel for the default base, which `make test` has made."""
+    graft = Graft(Stack(ROOT), bases.get(bases.default_release(), CACHE))
+    return graft, graft.build()
+
+
+def records(wheel: Path) -> dict[str, str]:
+    with zipfile.ZipFile(wheel) as z:
+        name = next(n for n in z.namelist() if n.endswith(".dist-info/RECORD"))
+        rows = csv.reader(io.StringIO(z.read(name).decode()))
+        return {path: digest for path, digest, _ in rows if digest}
+
+
+def test_only_the_edits_differ_from_the_base(grafted):
+    graft, wheel = grafted
+    old, new = records(graft.base.wheel), records(wheel)
+    meta = {p for p in (*old, *new) if ".dist-info/" in p}
+    changed = {p for p in old if p not in meta and new.get(p) != old[p]}
+    added = set(new) - set(old) - meta
+    staged = {p.relative_to(graft.stage).as_posix() for p in graft.stage.rglob("*") if p.is_file()}
+    assert changed | added == staged | {"torch/version.py"}
+    assert {p for p in changed if p.endswith(".so")} == set()
+    assert {p.split(".")[0] for p in added if p.endswith(".so")} == {
+        "torch/_C_attn",
+        "torch/lib/libtorch_attn",
+    }
+
+
+def test_the_wheel_tells_type_checkers_and_torchgen(grafted):
+    _, wheel = grafted
+    with zipfile.ZipFile(wheel) as z:
+        functions = z.read("torch/_C/_VariableFunctions.pyi").decode()
+        types = z.read("torch/return_types.pyi").decode()
+        native = z.read("torchgen/packaged/ATen/native/native_functions.yaml").decode()
+    assert '__all__ += ["attn"]' in functions
+    assert "def attn(q: Tensor, k: Tensor, v: Tensor) -> torch.return_types.attn: ..." in functions
+    assert "class attn(tuple[Tensor, Tensor])" in types
+    assert native.count("- func: attn(") == 1
+
+
+def test_nothing_is_done_twice(grafted, monkeypatch):
+    graft, wheel = grafted
+    monkeypatch.setattr(Graft, "compile", lambda *a: pytest.fail("compiled again"))
+    assert Graft(Stack(ROOT), graft.base).build() == wheel

@@ -1,0 +1,50 @@
+"""Builds the grafted wheel: `pip wheel --no-build-isolation --no-deps .`
+
+ATTN_BASE names another base (a release, or the path of a wheel), ATTN_COMMIT an earlier commit.
+"""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from setuptools import setup
+from setuptools.command.bdist_wheel import bdist_wheel
+
+ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT))
+
+from packaging.metadata import parse_email  # noqa: E402
+
+from fork import base as bases  # noqa: E402
+from fork.errors import ForkError  # noqa: E402
+from fork.graft import Graft  # noqa: E402
+from fork.stack import Stack  # noqa: E402
+
+
+class GraftWheel(bdist_wheel):
+    """The graft in the place of setuptools' own build."""
+
+    def run(self) -> None:
+        made = graft.build(compress=True)
+        place = Path(self.dist_dir) / made.name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(made, place)
+        python = f"{sys.version_info.major}.{sys.version_info.minor}"
+        self.distribution.dist_files.append(("bdist_wheel", python, str(place)))
+
+
+try:
+    commit = os.environ.get("ATTN_COMMIT")
+    base = bases.get(os.environ.get("ATTN_BASE", bases.default_release()), ROOT / "build" / "bases")
+    graft = Graft(Stack(ROOT), base, int(commit) if commit else None)
+    metadata, _ = parse_email(next(base.folder.glob("*.dist-info/METADATA")).read_bytes())
+    setup(
+        name="torch",
+        version=base.grafted_version,
+        install_requires=metadata.get("requires_dist", []),
+        packages=[],
+        cmdclass={"bdist_wheel": GraftWheel},
+    )
+except ForkError as e:
+    raise SystemExit(f"error: {e}") from None
