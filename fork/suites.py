@@ -1,0 +1,315 @@
+"""PyTorch's own test suites, run for one operator as upstream runs them."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+import xml.etree.ElementTree as ET
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path
+from textwrap import shorten
+
+from rich.box import SIMPLE
+from rich.console import Group
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from fork.console import console
+from fork.errors import ForkError
+
+OP = "attn"
+
+SUITES = (
+    # the lab's
+    "test_ops.py",
+    "test_overrides.py",
+    "functorch/test_aotdispatch.py",
+    "functorch/test_ops.py",
+    "functorch/test_vmap.py",
+    "test_proxy_tensor.py",
+    # what else goes through every operator
+    "test_ops_gradients.py",
+    "test_ops_fwd_gradients.py",
+    "test_ops_jit.py",
+    "test_meta.py",
+    "test_fake_tensor.py",
+    "test_decomp.py",
+)
+
+# Of several entries for one test (subtests), the first of these counts.
+OUTCOMES = ("failed", "xfailed", "passed", "skipped")
+
+SUMMARY = re.compile(r"^Ran (\d+) tests? in ", re.M)
+NO_TESTS = 5  # unittest's exit status from Python 3.12 on when nothing was selected
+
+
+@dataclass
+class Result:
+    """What became of one suite. The counts are of our own tests; `upstreams` has the others."""
+
+    suite: str
+    seconds: float = 0.0
+    ours: dict[str, str] = field(default_factory=dict)  # test -> outcome
+    upstreams: dict[str, str] = field(default_factory=dict)
+    messages: dict[str, str] = field(default_factory=dict)  # failed test -> why, in short
+    broken: str = ""  # why the suite as a whole failed, tests aside
+    log: Path = Path()
+
+    @property
+    def ran(self) -> int:
+        return len(self.ours)
+
+    @property
+    def passed(self) -> int:
+        return count(self.ours, "passed")
+
+    @property
+    def skipped(self) -> int:
+        return count(self.ours, "skipped")
+
+    @property
+    def xfailed(self) -> int:
+        return count(self.ours, "xfailed")
+
+    @property
+    def failed(self) -> int:
+        """Failed tests and unexpected successes, and one more for a broken suite."""
+        return count(self.ours, "failed") + bool(self.broken)
+
+    @property
+    def ok(self) -> bool:
+        return not self.failed and not count(self.upstreams, "failed")
+
+
+def count(tests: dict[str, str], outcome: str) -> int:
+    return Counter(tests.values())[outcome]
+
+
+def run(
+    python: Path,
+    tree: Path,
+    suites: Sequence[str] = SUITES,
+    *,
+    log_dir: Path,
+    op: str = OP,
+    jobs: int | None = None,
+    timeout: float = 3600,
+) -> list[Result]:
+    """Run each suite of the source tree for `op` with `python`'s torch; results in that order."""
+    # Not resolved: a virtual environment's python is a link out of it.
+    python, tree, log_dir = (Path(os.path.abspath(p)) for p in (python, tree, log_dir))
+    if not os.access(python, os.X_OK):
+        raise ForkError(f"{python}: no python to run the suites with")
+    for suite in suites:
+        if not (tree / "test" / suite).is_file():
+            raise ForkError(f"{tree}: has no test/{suite}: not a source tree of PyTorch?")
+    cores = os.cpu_count() or 1
+    jobs = max(1, min(jobs or cores, len(suites)))
+    env = environment(threads=max(1, cores // jobs))
+    with ThreadPoolExecutor(jobs) as pool:
+        futures = [
+            pool.submit(run_suite, python, tree, suite, log_dir, op, env, timeout)
+            for suite in suites
+        ]
+        try:
+            for future in as_completed(futures):
+                console.print(progress(future.result()))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return [future.result() for future in futures]
+
+
+def environment(threads: int) -> dict[str, str]:
+    # PYTHONPATH could bring in another torch; PYTHONSAFEPATH takes the suite's own folder away.
+    unwanted = ("PYTHONPATH", "PYTHONHOME", "PYTHONSAFEPATH")
+    env = {name: value for name, value in os.environ.items() if name not in unwanted}
+    return env | {
+        "OMP_NUM_THREADS": str(threads),
+        "PYTHONDONTWRITEBYTECODE": "1",  # the tree stays as it is
+        "PYTHONFAULTHANDLER": "1",
+        "PYTHONNOUSERSITE": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def run_suite(
+    python: Path, tree: Path, suite: str, log_dir: Path, op: str, env: dict, timeout: float
+) -> Result:
+    name = suite.removesuffix(".py").replace("/", ".")
+    reports = log_dir / name
+    try:
+        shutil.rmtree(reports, ignore_errors=True)  # an earlier run's report is not this run's
+        reports.mkdir(parents=True)
+        log = log_dir / f"{name}.log"
+        command = [python, suite, "-v", "-k", op, f"--save-xml={reports}"]
+        start = time.monotonic()
+        with open(log, "wb") as out:
+            # From test/, where upstream's CI stands: the tree's torch/ is not on the path there.
+            status = subprocess.run(
+                command,
+                cwd=tree / "test",
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                timeout=timeout,
+            ).returncode
+    except subprocess.TimeoutExpired:
+        status = None
+    except OSError as e:
+        raise ForkError(f"{e.filename or suite}: {e.strerror or e}") from None
+    result = Result(suite, time.monotonic() - start, log=log)
+    tests, broken = read_reports(reports, result.messages)
+    written = functions(tree / "test" / suite)
+    for test, outcome in tests.items():
+        ours = is_ours(test.rpartition(".")[2], written, op)
+        (result.ours if ours else result.upstreams)[test] = outcome
+    text = log.read_text(errors="replace")
+    if status is None:
+        result.broken = f"still running after {timeout:g} s: stopped"
+    else:
+        result.broken = broken or fault(status, text, tests)
+    return result
+
+
+def read_reports(folder: Path, messages: dict[str, str]) -> tuple[dict[str, str], str]:
+    """Each test's outcome by upstream's XML reports (xmlrunner's), and what is wrong with these."""
+    tests: dict[str, str] = {}
+    broken = ""
+    for report in sorted(folder.rglob("*.xml")):
+        try:
+            cases = list(ET.parse(report).iter("testcase"))
+        except ET.ParseError as e:
+            return tests, f"unreadable report {report.name}: {e}"
+        for case in cases:
+            name = case.get("name", "")
+            outcome, message = read_case(case)
+            if not name.startswith("test"):  # not a test but, say, a setUpClass
+                if outcome == "failed":
+                    broken = f"{name}: {message}"
+                continue
+            # A subtest is "name (parameters)": it counts for its test.
+            test = f"{case.get('classname')}.{name.split(' ')[0]}"
+            tests[test] = min(outcome, tests.get(test, outcome), key=OUTCOMES.index)
+            if outcome == "failed":
+                messages.setdefault(test, message)
+    return tests, broken
+
+
+def read_case(case: ET.Element) -> tuple[str, str]:
+    for mark in case:
+        if mark.tag in ("failure", "error"):  # an unexpected success is an error here
+            return "failed", shorten(mark.get("message") or mark.get("type") or "", 200)
+        if mark.tag == "skipped":
+            return ("xfailed" if mark.get("type") == "XFAIL" else "skipped"), ""
+    return "passed", ""
+
+
+def fault(status: int, log: str, tests: dict[str, str]) -> str:
+    """Why the suite as a whole failed, beyond its tests; empty if it did not."""
+    summaries = SUMMARY.findall(log)
+    if status < 0:
+        return f"killed by signal {-status} ({signal.strsignal(-status)})"
+    if not summaries:
+        return f"exit status {status} before the end of the tests"
+    selected = int(summaries[-1])
+    if selected > len(tests):
+        return f"{selected} tests ran, but only {len(tests)} are in the report"
+    if status and "failed" not in tests.values() and not (status == NO_TESTS and not selected):
+        return f"exit status {status} without a failed test"
+    return ""
+
+
+def functions(file: Path) -> set[str]:
+    """The names of all functions written in a Python file."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except SyntaxError:
+        return set()  # the suite's own run ends with that error
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return {node.name for node in ast.walk(tree) if isinstance(node, kinds)}
+
+
+def is_ours(test: str, written: Iterable[str], op: str) -> bool:
+    """Whether a test exists because of the operator, not just has its name somewhere.
+
+    PyTorch makes a test of an operator from a function for all operators: its name, the
+    operator's, then a device or more (test_dtypes -> test_dtypes_attn_cpu). What is written out
+    under the operator's name is ours if it begins with it (test_attn_empty, not test_flash_attn).
+    """
+
+    def begins(stem: str) -> bool:
+        return test == stem or test.startswith(f"{stem}_")
+
+    if any(op in name and begins(name) for name in written):
+        return begins(f"test_{op}")
+    # test_overrides.py makes its tests from a namespace and a function, without a written name.
+    stems = [*written, "test_torch", "test_Tensor"]
+    return any(begins(f"{stem}_{op}") for stem in stems)
+
+
+def progress(result: Result) -> Text:
+    what = result.broken or f"{result.ran} of ours ran, {result.failed} failed"
+    if others := len(result.upstreams):
+        what += f"; {others} of upstream's, {count(result.upstreams, 'failed')} failed"
+    line = Text("ok     " if result.ok else "FAILED ", style="green" if result.ok else "red")
+    line.append(f"{result.suite}: {what} ({result.seconds:.0f} s)", style="default")
+    return line
+
+
+def table(results: Sequence[Result]) -> Group:
+    """Our tests by suite; then upstream's own that the name also selects, and each failure."""
+    parts: list = [rows("Our tests", [(r, r.ours, r.broken) for r in results])]
+    others = [(r, r.upstreams, "") for r in results if r.upstreams]
+    if others:
+        parts.append(rows("Upstream's own tests of a like name", others))
+    parts += [line for result in results for line in failures(result)]
+    return Group(*parts)
+
+
+def rows(title: str, counted: Sequence[tuple[Result, dict[str, str], str]]) -> Table:
+    # Narrow, so that the longest suite's name fits in 80 columns.
+    grid = Table(title=title, title_justify="left", show_footer=True, box=SIMPLE, padding=0)
+    totals = Counter()
+    lines = []
+    for result, tests, broken in counted:
+        by = Counter(tests.values())
+        by["failed"] += bool(broken)
+        by["ran"] = len(tests)
+        totals += by
+        cells = (escape(result.suite), *numbers(by), f"{result.seconds:.1f}")
+        lines.append((cells, "red" if by["failed"] else None))
+    grid.add_column("file", footer="total")
+    seconds = sum(result.seconds for result, _, _ in counted)
+    foot = (*numbers(totals), f"{seconds:.1f}")
+    heads = ("ran", "passed", "skipped", "xfailed", "failed", "seconds")
+    for head, total in zip(heads, foot, strict=True):
+        grid.add_column(head, footer=total, justify="right")
+    for cells, style in lines:
+        grid.add_row(*cells, style=style)
+    return grid
+
+
+def numbers(by: Counter) -> list[str]:
+    return [str(by[head]) for head in ("ran", "passed", "skipped", "xfailed", "failed")]
+
+
+def failures(result: Result, lines: int = 12) -> Iterable[Text]:
+    """A line for each failed test; for a broken suite the reason and its log's last lines."""
+    for test, message in sorted(result.messages.items()):
+        yield Text(f"{result.suite} {test}: {message}")
+    if result.broken:
+        yield Text(f"{result.suite}: {result.broken}; {result.log} ends:", style="red")
+        text = result.log.read_text(errors="replace").rstrip()
+        for line in text.splitlines()[-lines:]:
+            yield Text(f"  {line}", style="dim")
