@@ -1,0 +1,24 @@
+# Every target sets up what it needs. Variables: PYTHON, BASE (a release), COMMIT, UPSTREAM (a source tree).
+PYTHON ?= python3
+BASE ?=
+COMMIT ?=
+UPSTREAM ?=
+
+BOOTSTRAP = @command -v $(PYTHON) >/dev/null || { echo "error: no $(PYTHON): install Python 3.11 or newer, or name one with PYTHON=" >&2; exit 1; }; \
+	exec $(PYTHON) fork/bootstrap.py
+
+.PHONY: attn test test-upstream lint clean
+attn: ## graft the tip, install it in .venv, run the lab's example
+	$(BOOTSTRAP) install --example $(if $(BASE),--base $(BASE)) $(if $(COMMIT),--commit $(COMMIT))
+
+test: ## the fork's tests, the operator's tests, the checks of the stack
+	$(BOOTSTRAP) test
+
+test-upstream: ## PyTorch's own suites on the release whose source is at hand
+	$(BOOTSTRAP) test-upstream $(if $(COMMIT),--commit $(COMMIT)) $(if $(UPSTREAM),--upstream $(UPSTREAM))
+
+lint: ## ruff, clang-format, yamllint
+	$(BOOTSTRAP) lint
+
+clean: ## remove all that was built and downloaded
+	rm -rf build dist .venv *.egg-info

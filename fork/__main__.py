@@ -1,0 +1,312 @@
+"""The commands: `python -m fork --help`."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from fork import base as bases
+from fork.bootstrap import SetupError, make_venv
+from fork.console import console, step
+from fork.errors import ForkError
+from fork.overlay import EDIT, resolve
+from fork.stack import Stack, apply, copy_pristine, files_under
+from fork.upstream import Upstream
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILD = ROOT / "build"
+CACHE = BUILD / "bases"
+ANCHORS = BUILD / "anchors"
+VENV = ROOT / ".venv"
+
+
+class Group(click.Group):
+    """Turns a ForkError, a full disk and Ctrl-C into one line and an exit status."""
+
+    def invoke(self, ctx):
+        try:
+            return super().invoke(ctx)
+        except (ForkError, SetupError) as e:
+            console.print(f"error: {e}", markup=False)
+            sys.exit(1)
+        except OSError as e:
+            console.print(f"error: {e}", markup=False)
+            sys.exit(1)
+        except KeyboardInterrupt:
+            console.print("stopped; run it again to go on")
+            sys.exit(130)
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Carries torch.attn on top of PyTorch: checks and applies the stack, grafts it on a wheel."""
+
+
+def upstreams_at_hand() -> list[Upstream]:
+    """Every pristine PyTorch there is: bases, wheels, source trees, the installed torch."""
+    places = [p.parent for p in sorted(CACHE.glob("*/.complete"))]
+    unpacked = {p.name for p in places}
+    places += [p for p in sorted(CACHE.glob("*.whl")) if p.stem not in unpacked]
+    places += sorted(ANCHORS.glob("*.whl"))
+    places += [p.parent for p in sorted((BUILD / "source").glob("*/version.txt"))]
+    for entry in map(Path, sys.path):
+        if (entry / "torch" / "version.py").is_file() and "attn" not in (
+            entry / "torch" / "version.py"
+        ).read_text():
+            places.append(entry)
+            break
+    return [Upstream(p) for p in places]
+
+
+@main.command()
+@click.option(
+    "--upstream",
+    "paths",
+    multiple=True,
+    type=click.Path(exists=True, path_type=Path),
+    help="A further PyTorch to resolve against: a source tree, an unpacked wheel or a .whl file.",
+)
+@click.option(
+    "--fetch", is_flag=True, help="First download a small wheel of every supported release."
+)
+def check(paths: tuple[Path, ...], fetch: bool) -> None:
+    """Check the stack's rules, and that it resolves against every PyTorch at hand.
+
+    At hand are the bases and sources below build/, the installed torch if it is pristine, and
+    what --upstream names. Every commit is resolved; every anchor must match exactly one line.
+    """
+    stack = Stack(ROOT)
+    problems = stack.problems()
+    if not problems:
+        console.print(f"{len(stack.commits)} commits, {len(stack.tree())} files: sound")
+    if fetch:
+        bases.fetch_anchors(ANCHORS)
+    upstreams = upstreams_at_hand() + [Upstream(p) for p in paths]
+    for upstream in upstreams:
+        found = []
+        for commit in stack.commits:
+            try:
+                resolve(stack.tree(commit.number), upstream)
+            except ForkError as e:
+                found.append(f"{commit}: {e}")
+        console.print(
+            f"{upstream}: {'all anchors match' if not found else 'does not fit'}", markup=False
+        )
+        problems += found
+    if not upstreams:
+        console.print("no PyTorch at hand to resolve against: name one with --upstream")
+    for problem in dict.fromkeys(problems):
+        console.print(f"error: {problem}", markup=False)
+    sys.exit(1 if problems else 0)
+
+
+@main.command()
+def stack() -> None:
+    """Print the series: a line per commit."""
+    series = Stack(ROOT)
+    table = Table(box=None, pad_edge=False)
+    for title, justify in (
+        ("commit", "left"),
+        ("title", "left"),
+        ("files", "right"),
+        ("lines added", "right"),
+        ("xfails held", "right"),
+        ("paid", "right"),
+    ):
+        table.add_column(title, justify=justify)
+    for commit in series.commits:
+        before, after = series.debts(commit.number - 1), series.debts(commit.number)
+        table.add_row(
+            commit.folder.name,
+            commit.title,
+            str(len(commit.files) + len(commit.removes)),
+            str(series.lines_added(commit)),
+            str(after.total()),
+            str((before - after).total()),
+        )
+    # Wide enough for titles to stay on one line, in a log too.
+    Console(width=max(console.width, 120), highlight=False).print(table)
+
+
+@main.command()
+@click.argument("number", type=int)
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option(
+    "--upstream",
+    required=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="The pristine PyTorch to copy: a source tree or an unpacked wheel.",
+)
+def tree(number: int, directory: Path, upstream: Path) -> None:
+    """Write upstream plus commits 1 to NUMBER into the new folder DIRECTORY."""
+    written = make_tree(number, directory, upstream)
+    console.print(f"{directory}: {len(written)} files changed or added", markup=False)
+
+
+def make_tree(number: int, directory: Path, upstream: Path) -> list[str]:
+    """A copy of `upstream` with commits 1 to `number` in the new folder `directory`."""
+    series = Stack(ROOT)
+    resolve(series.tree(number), Upstream(upstream))  # an error comes before the copy
+    copy_pristine(Upstream(upstream), directory)
+    return apply(series, directory, number)
+
+
+@main.command("apply")
+@click.argument("tree", type=click.Path(exists=True, file_okay=False, path_type=Path))
+def apply_command(tree: Path) -> None:
+    """Put the tip of the stack onto the PyTorch source TREE: all of it or nothing.
+
+    A tree that has it already is left as it is.
+    """
+    written = apply(Stack(ROOT), tree)
+    if written:
+        console.print(f"{tree}: {len(written)} files changed or added", markup=False)
+    else:
+        console.print(f"{tree}: has the stack already; nothing to do", markup=False)
+
+
+def _graft_options(command):
+    command = click.option(
+        "--base",
+        "release",
+        default=bases.default_release(),
+        show_default=True,
+        envvar="ATTN_BASE",
+        help="Release of torch to graft onto, or the path of its wheel.",
+    )(command)
+    return click.option("--commit", type=int, help="Graft commits 1 to this one.  [default: all]")(
+        command
+    )
+
+
+@main.command("graft")
+@_graft_options
+@click.option("--compress", is_flag=True, help="Deflate the wheel: smaller, but slower to make.")
+def graft_command(release: str, commit: int | None, compress: bool) -> None:
+    """Build a wheel of torch that has the operator."""
+    from fork.graft import Graft
+
+    wheel = Graft(Stack(ROOT), bases.get(release, CACHE), commit).build(compress)
+    console.print(wheel, markup=False)
+
+
+def graft_into(venv: Path, release: str, commit: int | None) -> None:
+    """Grafts `commit` onto `release` and installs the wheel in the virtual environment `venv`."""
+    from fork.graft import Graft
+    from fork.install import install
+
+    graft = Graft(Stack(ROOT), bases.get(release, CACHE), commit)
+    install(graft.build(), graft.fingerprint(), venv)
+
+
+@main.command("install")
+@_graft_options
+@click.option("--example", is_flag=True, help="Then run the lab's example.")
+def install_command(release: str, commit: int | None, example: bool) -> None:
+    """Graft, and install the wheel in .venv (`make attn`)."""
+    graft_into(VENV, release, commit)
+    if example:
+        sys.exit(
+            subprocess.run([VENV / "bin" / "python", "-m", "fork.example"], cwd=ROOT).returncode
+        )
+
+
+@main.command("test")
+def test_command() -> None:
+    """Run the fork's tests, the operator's tests on the tip, and the checks (`make test`)."""
+    graft_into(VENV, bases.default_release(), None)
+    python = VENV / "bin" / "python"
+    failed = []
+    for command in (
+        [python, "-m", "pytest", "-q", "fork/tests"],
+        [python, "test/attn_function.py"],
+        [python, "test/test_attn.py"],
+        [python, "-m", "fork", "check"],
+    ):
+        words = " ".join(["python", *map(str, command[1:])])
+        console.rule(words)
+        if subprocess.run(command, cwd=ROOT).returncode:
+            failed.append(words)
+    console.rule()
+    for words in failed:
+        console.print(f"failed: {words}", markup=False)
+    sys.exit(1 if failed else 0)
+
+
+@main.command("test-upstream")
+@click.option("--commit", type=int, help="Test commits 1 to this one.  [default: all]")
+@click.option(
+    "--upstream",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    envvar="UPSTREAM",
+    help="A source tree of the release to test on.  [default: Debian 13's source package]",
+)
+@click.option("--suite", "only", multiple=True, help="Run this suite only; may be repeated.")
+def test_upstream(commit: int | None, upstream: Path | None, only: tuple[str, ...]) -> None:
+    """Run PyTorch's own suites for attn, with the overlay applied (`make test-upstream`)."""
+    from fork import source, suites
+
+    series = Stack(ROOT)
+    number = series.commits[-1].number if commit is None else series.commit(commit).number
+    release = bases.suites_release()
+    if upstream is None:
+        with step(f"source of PyTorch {release}"):
+            upstream = source.fetch(BUILD / "source")
+    found = Upstream(upstream)
+    if str(found.release) != release:
+        raise ForkError(f"{upstream}: is {found}; the suites run on torch {release}'s wheel")
+    venv = BUILD / f"venv-{release}"
+    make_venv(venv, ROOT / "fork" / "suites-requirements.txt")
+    graft_into(venv, release, number)
+    directory = BUILD / "trees" / f"{release}-{series.commits[number - 1].folder.name}"
+    with step(f"source tree with commits 1 to {number}"):
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        make_tree(number, directory, upstream)
+    results = suites.run(
+        venv / "bin" / "python",
+        directory,
+        only or suites.SUITES,
+        log_dir=BUILD / "suites" / directory.name,
+    )
+    console.print(suites.table(results))
+    if not only and not any(r.ran for r in results):
+        console.print(f"commit {number} has no operator yet: none of the tests is ours")
+    passed, failed = sum(r.passed + r.xfailed for r in results), sum(r.failed for r in results)
+    skipped = sum(r.skipped for r in results)
+    console.print(f"{passed} passed, {failed} failed, {skipped} skipped")
+    sys.exit(0 if all(r.ok for r in results) else 1)
+
+
+@main.command()
+@click.option("--fix", is_flag=True, help="Mend what can be mended.")
+def lint(fix: bool) -> None:
+    """Check the form of all files: ruff, clang-format, yamllint."""
+    tools = Path(sys.executable).parent
+    ruff, clang_format, yamllint = (tools / t for t in ("ruff", "clang-format", "yamllint"))
+    ours = [f for f in files_under(ROOT) if f.split("/")[0] not in ("build", "dist")]
+    # Edits are fragments of upstream's files, and keep their indentation there.
+    whole = [f for f in ours if not EDIT.match(f.rpartition("/")[2])]
+    python = [f for f in whole if f.endswith(".py")]
+    upstreams = [f for f in python if f.startswith(("test/", "torch/", "stack/"))]
+    cpp = [f for f in whole if f.endswith((".cpp", ".h"))]
+    dry = [] if fix else ["--check"]
+    commands = (
+        [ruff, "check", *(["--fix"] if fix else []), *python],
+        [ruff, "format", *dry, *sorted({*python} - {*upstreams})],
+        [ruff, "format", *dry, "--line-length", "88", *upstreams],
+        [clang_format, *(["-i"] if fix else ["--dry-run", "--Werror"]), *cpp],
+        [yamllint, "--strict", *(f for f in ours if f.endswith(".yaml"))],
+    )
+    failed = [c for c in commands if subprocess.run(c, cwd=ROOT).returncode]
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m fork")

@@ -1,0 +1,99 @@
+"""The commands as a user calls them."""
+
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from fork import __main__ as cli
+from fork.__main__ import ROOT, main
+
+COMMANDS = ("check", "stack", "tree", "apply", "graft", "install", "test", "test-upstream", "lint")
+
+
+@pytest.fixture
+def in_repo(repo, monkeypatch):
+    places = {"ROOT": "", "BUILD": "build", "CACHE": "build/bases", "ANCHORS": "build/anchors"}
+    for name, path in places.items():
+        monkeypatch.setattr(cli, name, repo / path)
+    return repo
+
+
+def invoke(*args):
+    result = CliRunner().invoke(main, [str(a) for a in args])
+    return result.exit_code, " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help(command):
+    code, output = invoke(command, "--help")
+    assert code == 0 and f"{command} [OPTIONS]" in output
+
+
+def test_every_command_is_listed_here():
+    assert set(main.commands) == set(COMMANDS)
+
+
+def test_stack(in_repo):
+    code, output = invoke("stack")
+    assert code == 0 and "01-implicit Do a thing" in output and "02-explicit" in output
+
+
+def test_tree_and_apply(in_repo, source, tmp_path):
+    code, output = invoke("tree", 1, tmp_path / "new", "--upstream", source)
+    assert code == 0 and "2 files" in output
+    assert not (source / "aten/src/ATen/native/Attn.cpp").exists()
+    assert invoke("tree", 9, tmp_path / "other", "--upstream", source) == (
+        1,
+        "error: commit 9: the stack has commits 1 to 2",
+    )
+    assert not (tmp_path / "other").exists()
+    assert "3 files changed" in invoke("apply", source)[1]
+    code, output = invoke("apply", source)
+    assert code == 0 and "has the stack already" in output
+
+
+def test_check(in_repo, source, wheel, unpacked):
+    code, output = invoke(
+        "check", "--upstream", source, "--upstream", wheel, "--upstream", unpacked
+    )
+    assert code == 0 and output.count("all anchors match") >= 3
+    (source / "torch/overrides.py").write_text("")
+    code, output = invoke("check", "--upstream", source)
+    assert code == 1
+    assert (
+        "overrides.edit.py:1: 'torch.abs:' starts 0 lines of torch/overrides.py in torch 2.6.0a0"
+        in output
+    )
+
+
+def test_check_of_an_unsound_stack(in_repo):
+    (in_repo / "torch/stray.py").write_text("x")
+    code, output = invoke("check")
+    assert code == 1 and "torch/stray.py: no commit of the stack claims this file" in output
+
+
+def test_an_error_is_one_line(in_repo, tmp_path):
+    assert invoke("apply", tmp_path) == (
+        1,
+        f"error: {tmp_path}: not PyTorch: neither a source tree (aten/, version.txt), "
+        "nor a folder with an unpacked or installed torch/, nor a .whl file",
+    )
+
+
+@pytest.mark.parametrize(
+    "lie, words",
+    [
+        ("sys.version_info = (3, 8, 0)", "Python 3.11 or newer is needed"),
+        ("sys.platform = 'darwin'", "CPython on Linux is needed"),
+        ("import os; os.environ.pop('CXX', 0); os.environ['PATH'] = '/nowhere'", "install g++"),
+    ],
+)
+def test_bootstrap_says_what_is_missing(lie, words):
+    code = f"import sys; sys.path.insert(0, 'fork'); import bootstrap; {lie}; bootstrap.main()"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stdout == ""
+    assert (
+        done.stderr.startswith("error: ") and words in done.stderr and done.stderr.count("\n") == 1
+    )
