@@ -6,7 +6,6 @@
 
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_torch_functions.h>
-#include <torch/csrc/utils/object_ptr.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/utils/python_arg_parser.h>
 #include <torch/csrc/utils/structseq.h>

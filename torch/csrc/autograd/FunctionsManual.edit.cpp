@@ -1,5 +1,6 @@
 // @@ before: } // namespace torch::autograd::generated::details
-// Either gradient may be undefined, that is zero; with both undefined, so are all results.
+// Either gradient may be undefined, that is zero; with both undefined, so are
+// all results.
 std::tuple<Tensor, Tensor, Tensor> attn_backward(
     const Tensor& grad_output,
     const Tensor& grad_attn,
