@@ -12,9 +12,12 @@ from rich.console import Console
 from rich.table import Table
 
 from fork import base as bases
+from fork import source, suites
 from fork.bootstrap import SetupError, make_venv
 from fork.console import console, step
 from fork.errors import ForkError
+from fork.graft import NATIVE, Graft
+from fork.install import install
 from fork.overlay import EDIT, resolve
 from fork.stack import Stack, apply, copy_pristine, files_under
 from fork.upstream import Upstream
@@ -190,17 +193,12 @@ def _graft_options(command):
 @click.option("--compress", is_flag=True, help="Deflate the wheel: smaller, but slower to make.")
 def graft_command(release: str, commit: int | None, compress: bool) -> None:
     """Build a wheel of torch that has the operator."""
-    from fork.graft import Graft
-
     wheel = Graft(Stack(ROOT), bases.get(release, CACHE), commit).build(compress)
     console.print(wheel, markup=False)
 
 
 def graft_into(venv: Path, release: str, commit: int | None) -> None:
     """Grafts `commit` onto `release` and installs the wheel in the virtual environment `venv`."""
-    from fork.graft import Graft
-    from fork.install import install
-
     graft = Graft(Stack(ROOT), bases.get(release, CACHE), commit)
     install(graft.build(), graft.fingerprint(), venv)
 
@@ -211,7 +209,9 @@ def graft_into(venv: Path, release: str, commit: int | None) -> None:
 def install_command(release: str, commit: int | None, example: bool) -> None:
     """Graft, and install the wheel in .venv (`make attn`)."""
     graft_into(VENV, release, commit)
-    if example:
+    if example and NATIVE not in Stack(ROOT).tree(commit):
+        console.print(f"commit {commit} has no operator yet, so there is no example to run")
+    elif example:
         sys.exit(
             subprocess.run([VENV / "bin" / "python", "-m", "fork.example"], cwd=ROOT).returncode
         )
@@ -250,8 +250,6 @@ def test_command() -> None:
 @click.option("--suite", "only", multiple=True, help="Run this suite only; may be repeated.")
 def test_upstream(commit: int | None, upstream: Path | None, only: tuple[str, ...]) -> None:
     """Run PyTorch's own suites for attn, with the overlay applied (`make test-upstream`)."""
-    from fork import source, suites
-
     series = Stack(ROOT)
     number = series.commits[-1].number if commit is None else series.commit(commit).number
     release = bases.suites_release()

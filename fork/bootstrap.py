@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 VENV = os.path.join(ROOT, ".venv")
@@ -29,6 +30,8 @@ def check_machine():
         raise SetupError("CPython on Linux is needed, and this is " + name)
     if not os.environ.get("CXX") and not shutil.which("g++"):
         raise SetupError("no C++ compiler: install g++ (Debian: apt-get install g++), or set CXX")
+    if not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")):
+        raise SetupError("Python's headers are missing (Debian: apt-get install python3-dev)")
 
 
 def run(command, wrong):
@@ -42,6 +45,8 @@ def run(command, wrong):
             )
         lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no message"]
         errors = [line for line in lines if line.startswith("ERROR")]
+        if "Retrying" in text:
+            wrong += ": no network?"
         raise SetupError("{}: {}".format(wrong, errors[0] if errors else lines[-1]))
 
 

@@ -22,17 +22,21 @@ def generate(torchgen_parent: Path, native: Path, derivatives: Path, out: Path) 
     # torchgen reads its input from one folder: our entries with the base's tags and templates.
     source = out / "source"
     (source / "native").mkdir(parents=True)
-    (source / "native" / "native_functions.yaml").write_text(native.read_text())
+    (source / "native" / "native_functions.yaml").write_text(native.read_text() or "[]\n")
     tags = source / "native" / "tags.yaml"
     tags.write_text((packaged / "ATen" / "native" / "tags.yaml").read_text())
     (source / "templates").symlink_to(packaged / "ATen" / "templates")
     autograd = out / "source-autograd"
     autograd.mkdir()
-    (autograd / "derivatives.yaml").write_text(derivatives.read_text())
+    (autograd / "derivatives.yaml").write_text(derivatives.read_text() or "[]\n")
     (autograd / "deprecated.yaml").write_text("[]\n")
     (autograd / "templates").symlink_to(packaged / "autograd" / "templates")
 
-    from torchgen import gen
+    from torchgen import dest, gen
+
+    # From 2.15 on: kernels to export on Windows, each of which must be in the YAML; ours has none.
+    if hasattr(dest.native_functions, "_CPU_DLL_CUDA_KERNELS"):
+        dest.native_functions._CPU_DLL_CUDA_KERNELS = frozenset()
 
     argv = ["gen", "-s", str(source), "-d", str(out / "ATen"), "--per-operator-headers"]
     sys.argv = [*argv, "--aoti_install_dir", str(out / "aoti")]

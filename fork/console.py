@@ -78,12 +78,17 @@ def run(
     except OSError as e:
         raise ForkError(f"{wrong}: {e}") from None
     if process.returncode:
-        raise ForkError(f"{wrong}: {_cause(log) or last} (all of it: {log})")
+        status = f"exit status {process.returncode}"
+        raise ForkError(f"{wrong}: {_cause(log) or last or status} (all of it: {log})")
 
 
 def _cause(log: Path) -> str:
-    """The first line of a log that names an error; the last one is often only its echo."""
-    for text in log.read_text(errors="replace").splitlines():
+    """The first error that a log names; the last line is often only its echo."""
+    lines = [text.strip() for text in log.read_text(errors="replace").splitlines() if text.strip()]
+    for at, text in enumerate(lines):
+        if text.startswith("CMake Error"):  # what is wrong stands in the lines below
+            return " ".join(lines[at : at + 3])
         if "error:" in text.lower() or text.startswith("ERROR"):
-            return text.strip()
+            no_network = any("Retrying" in earlier for earlier in lines[:at])
+            return ("no network? " if no_network else "") + text
     return ""

@@ -11,16 +11,20 @@ import sysconfig
 from pathlib import Path
 
 from fork.base import Base
+from fork.bootstrap import SetupError, check_machine
 from fork.console import console, run, step
 from fork.errors import ForkError
 from fork.overlay import Edit, resolve, target_of
 from fork.pack import pack
 from fork.stack import Stack
+from fork.upstream import wheel_place
 
 HERE = Path(__file__).parent
 # The graft's own edits of the wheel, in the overlay's form: what a source build has no need of.
 HOOK = HERE / "graft"
 CPP = HERE / "graft" / "cpp"
+# The modules that decide what is in the wheel.
+MAKERS = ("base.py", "codegen.py", "graft.py", "overlay.py", "pack.py", "stack.py", "upstream.py")
 NATIVE = "aten/src/ATen/native/native_functions.edit.yaml"
 DERIVATIVES = "tools/autograd/derivatives.edit.yaml"
 # Generated headers that stand in for the wheel's own; the others say nothing of our operators.
@@ -36,9 +40,8 @@ class Graft:
         self.tree = stack.tree(self.commit.number)
         self.root = stack.root
         self.dir = stack.root / "build" / "graft" / base.folder.name / self.commit.folder.name
-        self.stage = (
-            self.dir / "stage"
-        )  # what the wheel gets: new and changed files, at their places
+        # What the wheel gets: new and changed files, at their places.
+        self.stage = self.dir / "stage"
         self.gen = self.dir / "gen"
 
     def build(self, compress: bool = False) -> Path:
@@ -62,9 +65,7 @@ class Graft:
                 doing.done = self.compile(doing)
             self.stage_products()
         else:
-            console.print(
-                f"  commit {self.commit.folder.name} has no native function: nothing to compile"
-            )
+            console.print(f"  {self.commit.folder.name} has no native function: nothing to compile")
         with step("pack the wheel") as doing:
             wheel = pack(self.base, self.stage, wheels, compress)
             doing.done = f"{wheel.name}, {wheel.stat().st_size / 1e6:.0f} MB"
@@ -74,13 +75,13 @@ class Graft:
     def fingerprint(self) -> str:
         """A hash of everything that the wheel is made of."""
         digest = hashlib.sha256(f"{sys.version}{self.base.wheel.name}".encode())
-        ours = [
-            p for p in HERE.rglob("*") if p.suffix in (".py", ".cpp") and "tests" not in p.parts
-        ]
-        files = {
-            p.relative_to(self.root).as_posix(): p for p in [*ours, self.root / "CMakeLists.txt"]
-        }
-        for path, file in sorted({**self.tree, **files}.items()):
+        ours = [self.root / "CMakeLists.txt", *HOOK.rglob("*.*"), *(HERE / m for m in MAKERS)]
+        files = {p.relative_to(self.root).as_posix(): p for p in ours}
+        for path, file in self.tree.items():
+            target = target_of(path) or path
+            if wheel_place(target) or target.endswith(".cpp"):  # not, say, a test
+                files[path] = file
+        for path, file in sorted(files.items()):
             digest.update(f"{path}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
         return digest.hexdigest()
 
@@ -91,22 +92,17 @@ class Graft:
         if NATIVE in self.tree:
             hooks = HOOK.rglob("*.edit.*")
             hook = resolve({h.relative_to(HOOK).as_posix(): h for h in hooks}, upstream).written
-            both = written.keys() & hook.keys()
-            if both:
-                raise ForkError(
-                    f"{both.pop()}: both the overlay and the graft itself change this file"
-                )
+            if both := written.keys() & hook.keys():
+                raise ForkError(f"{both.pop()}: both the overlay and the graft change this file")
             written |= hook
-        mirror(
-            {Path(upstream.place(path)): content for path, content in written.items()}, self.stage
-        )
+        mirror({Path(upstream.place(p)): content for p, content in written.items()}, self.stage)
         return sorted(written)
 
     def _code(self, path: str, name: str) -> Path:
         """Our entries of a YAML file for this release, as input for the generator."""
         edit = Edit.parse(path, self.tree[path].read_text()) if path in self.tree else None
         file = self.dir / name
-        file.write_text(edit.code(self.base.upstream) if edit else "[]\n")
+        file.write_text(edit.code(self.base.upstream) if edit else "")
         return file
 
     def generate(self) -> None:
@@ -140,13 +136,9 @@ class Graft:
         text = (aten / "RedispatchFunctions.h").read_text()
         redispatch.write_text("#include_next <ATen/RedispatchFunctions.h>\n" + text)
         ops = sorted((aten / "ops").glob("*.h"))
-        names = [
-            o.name for o in ops if re.fullmatch(r".*_(native|ops)\.h", o.name) or _is_api(o, ops)
-        ]
         graft_ops = extra / "graft_ops.h"
-        graft_ops.write_text(
-            "#pragma once\n" + "".join(f"#include <ATen/ops/{n}>\n" for n in names)
-        )
+        lines = [f"#include <ATen/ops/{o.name}>\n" for o in ops if "_dispatch" not in o.stem]
+        graft_ops.write_text("#pragma once\n" + "".join(lines))
         wanted = {
             Path("include/ATen/RedispatchFunctions.h"): redispatch,
             Path("include/graft_ops.h"): graft_ops,
@@ -154,19 +146,13 @@ class Graft:
         wanted |= {Path("include/ATen/ops") / o.name: o for o in ops}
         generated = Path("include/torch/csrc/autograd/generated")
         wanted |= {generated / h: autograd / h for h in HEADERS}
-        # Of the sharded sources, the unsharded "Everything"; of the others, those that register.
-        sources = [*aten.glob("*.cpp"), *autograd.glob("*.cpp")]
-        for source in sources:
-            name = source.name
-            if re.search(r"_\d+\.cpp$", name) or name.startswith(
-                ("python_", "ViewFuncs", "Functions")
-            ):
-                continue
-            if (
-                re.search(r"^\s*m\.(impl|def)\(", source.read_text(), re.M)
-                or name == "OperatorsEverything.cpp"
-            ):
-                wanted[Path("op") / name] = source
+        # Of the sharded sources the unsharded "Everything"; of these, those that register.
+        skip = re.compile(r".*_\d+\.cpp|(python_|ViewFuncs|Functions).*")
+        registers = re.compile(r"^\s*m\.(impl|def)\(", re.M)
+        for source in [*aten.glob("*.cpp"), *autograd.glob("*.cpp")]:
+            if not skip.fullmatch(source.name) and registers.search(source.read_text()):
+                wanted[Path("op") / source.name] = source
+        wanted[Path("op/OperatorsEverything.cpp")] = aten / "OperatorsEverything.cpp"
         if DERIVATIVES in self.tree:
             wanted[Path("op/Functions.cpp")] = autograd / "Functions.cpp"
         for name in ("functionsEverything", "torch_functionsEverything", "return_types"):
@@ -193,10 +179,10 @@ class Graft:
 
     def compile(self, doing) -> str:
         """CMake and Ninja; `doing` is told n of m."""
-        if shutil.which("g++") is None and "CXX" not in os.environ:
-            raise ForkError(
-                "no C++ compiler: install g++ (Debian: apt-get install g++), or set CXX"
-            )
+        try:
+            check_machine()
+        except SetupError as e:
+            raise ForkError(str(e)) from None
         build = self.dir / "cmake"
         whole = [f for p, f in self.tree.items() if p.endswith(".cpp") and target_of(p) is None]
         op = sorted((self.gen / "op").glob("*.cpp"))
@@ -209,11 +195,7 @@ class Graft:
             "BASE": [self.base.folder],
             "CXX11_ABI": [abi[1] if abi else 1],  # releases that say nothing have the new one
             "CXX_STANDARD": [standard[1]],
-            "INCLUDES": [
-                self.stage / "torch" / "include",
-                self.gen / "include",
-                self.root / "aten" / "src",
-            ],
+            "INCLUDES": [self.stage / "torch" / "include", self.gen / "include"],
             "GENERATED": [*op, *python],
             "OP_SOURCES": [*op, *sorted(whole), CPP / "unpack.cpp"],
             "CONTEXTS": [f"{context}|{edit}" for context, edit in sorted(self._contexts().items())],
@@ -221,8 +203,6 @@ class Graft:
             "PYTHON_INCLUDE": [sysconfig.get_paths()["include"]],
             "PYTHON_SUFFIX": [sysconfig.get_config_var("EXT_SUFFIX")],
         }
-        if not (Path(settings["PYTHON_INCLUDE"][0]) / "Python.h").is_file():
-            raise ForkError("Python's headers are missing: install python3-dev, or set PYTHON")
         config = self.dir / "graft.cmake"
         lines = [f"set(GRAFT_{k} {' '.join(_quoted(v) for v in vs)})" for k, vs in settings.items()]
         text = "\n".join(lines) + "\n"
@@ -267,6 +247,7 @@ class Graft:
         shutil.copy2(next(build.glob("_C_attn*.so")), torch)
         for place, stub in {
             "torch/_C/_VariableFunctions.pyi": "_VariableFunctions.pyi",
+            "torch/_VF.pyi": "_VariableFunctions.pyi",
             "torch/return_types.pyi": "return_types.pyi",
         }.items():
             ours = (self.gen / "stubs" / stub).read_text()
@@ -286,11 +267,6 @@ def mirror(wanted: dict[Path, bytes], folder: Path) -> None:
         if not file.exists() or file.read_bytes() != content:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(content)
-
-
-def _is_api(header: Path, all_headers: list[Path]) -> bool:
-    """attn.h is the operator's own header: attn_ops.h stands beside it."""
-    return header.with_name(header.stem + "_ops.h") in all_headers
 
 
 def _quoted(value: object) -> str:

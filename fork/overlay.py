@@ -71,6 +71,9 @@ class Block:
     only: list[Only] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
 
+    def holds(self, upstream: Upstream) -> bool:
+        return all(o.holds(upstream) for o in self.only)
+
 
 @dataclass
 class Edit:
@@ -120,8 +123,8 @@ class Edit:
 
     def code(self, upstream: Upstream) -> str:
         """What the edit adds for this upstream, without the marks: input for a code generator."""
-        parts = ["\n".join(b.lines) for b in self.blocks if all(o.holds(upstream) for o in b.only)]
-        return "\n\n".join(parts) + "\n"
+        held = [b for b in self.blocks if b.holds(upstream)] if self.holds(upstream) else []
+        return "".join("\n".join(b.lines) + "\n" for b in held)
 
     def apply(self, text: str, upstream: Upstream) -> str | None:
         """`text` with every block in its place; None if all of them already stand there."""
@@ -129,7 +132,7 @@ class Edit:
         inserts: list[tuple[int, list[str]]] = []
         present = 0
         for block in self.blocks:
-            if not all(o.holds(upstream) for o in block.only):
+            if not block.holds(upstream):
                 continue
             at = self._find(block, lines, upstream)
             new = [line + "\n" for line in block.lines]

@@ -87,6 +87,10 @@ def test_an_error_is_one_line(in_repo, tmp_path):
     [
         ("sys.version_info = (3, 8, 0)", "Python 3.11 or newer is needed"),
         ("sys.platform = 'darwin'", "CPython on Linux is needed"),
+        (
+            "import sysconfig; sysconfig.get_paths = lambda: {'include': '/nowhere'}",
+            "Python's headers are missing",
+        ),
         ("import os; os.environ.pop('CXX', 0); os.environ['PATH'] = '/nowhere'", "install g++"),
     ],
 )

@@ -158,6 +158,7 @@ def test_the_wheel_tells_type_checkers_and_torchgen(grafted):
     _, wheel = grafted
     with zipfile.ZipFile(wheel) as z:
         functions = z.read("torch/_C/_VariableFunctions.pyi").decode()
+        assert z.read("torch/_VF.pyi").decode().endswith(functions[functions.index("__all__ +=") :])
         types = z.read("torch/return_types.pyi").decode()
         native = z.read("torchgen/packaged/ATen/native/native_functions.yaml").decode()
     assert '__all__ += ["attn"]' in functions
