@@ -16,7 +16,7 @@ from fork.overlay import EDIT, resolve
 from fork.upstream import Upstream
 
 # Root folders that are ours, not PyTorch's; all other folders belong to the overlay.
-OURS = {"fork", "stack", "build", "dist"}
+OURS = {"fork", "stack", "build", "dist", "test-reports"}
 FOLDER = re.compile(r"^(\d\d)-([a-z0-9]+(?:-[a-z0-9]+)*)$")
 SECTIONS = ("Why", "Review order", "Test plan")
 # What a suite that does not pass is called in PyTorch's tests; skipIf/skipUnless is not a debt.
