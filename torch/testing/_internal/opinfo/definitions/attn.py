@@ -93,8 +93,9 @@ op_db: list[OpInfo] = [
         ref=reference_attn,
         dtypes=floating_and_complex_types_and(torch.half, torch.bfloat16),
         supports_out=False,
-        # derivatives.yaml has no forward formula for attn yet
-        supports_forward_ad=False,
+        supports_forward_ad=True,
+        supports_fwgrad_bwgrad=True,
+        check_batched_forward_grad=True,
         sample_inputs_func=sample_inputs_attn,
         error_inputs_func=error_inputs_attn,
         skips=(
@@ -114,9 +115,11 @@ op_db: list[OpInfo] = [
                 "TestOperators",
                 "test_vmapvjp_has_batch_rule",
             ),
-            # attn has no forward formula
-            DecorateInfo(unittest.expectedFailure, "TestOperators", "test_jvpvjp"),
-            DecorateInfo(unittest.expectedFailure, "TestOperators", "test_vmapjvpvjp"),
+            DecorateInfo(
+                unittest.expectedFailure,
+                "TestOperators",
+                "test_vmapjvpall_has_batch_rule",
+            ),
         ),
     ),
 ]

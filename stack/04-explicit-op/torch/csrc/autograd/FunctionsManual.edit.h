@@ -1,0 +1,9 @@
+// @@ before: } // namespace torch::autograd::generated::details
+std::tuple<Tensor, Tensor, Tensor> attn_backward(
+    const Tensor& grad_output,
+    const Tensor& grad_attn,
+    const Tensor& q,
+    const Tensor& k,
+    const Tensor& v,
+    const Tensor& attn,
+    std::array<bool, 3> grad_input_mask);
