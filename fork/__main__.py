@@ -38,10 +38,7 @@ class Group(click.Group):
     def invoke(self, ctx):
         try:
             return super().invoke(ctx)
-        except (ForkError, SetupError) as e:
-            console.print(f"error: {e}", markup=False)
-            sys.exit(1)
-        except OSError as e:
+        except (ForkError, SetupError, OSError) as e:
             console.print(f"error: {e}", markup=False)
             sys.exit(1)
         except KeyboardInterrupt:
@@ -88,9 +85,9 @@ def check(paths: tuple[Path, ...], fetch: bool) -> None:
     what --upstream names. Every commit is resolved; every anchor must match exactly one line.
     """
     stack = Stack(ROOT)
-    problems = stack.problems()
-    if not problems:
-        console.print(f"{len(stack.commits)} commits, {len(stack.tree())} files: sound")
+    if problems := stack.problems():
+        report(problems)  # a tree with files missing cannot be resolved
+    console.print(f"{len(stack.commits)} commits, {len(stack.tree())} files: sound")
     if fetch:
         bases.fetch_anchors(ANCHORS)
     upstreams = upstreams_at_hand() + [Upstream(p) for p in paths]
@@ -107,9 +104,15 @@ def check(paths: tuple[Path, ...], fetch: bool) -> None:
         problems += found
     if not upstreams:
         console.print("no PyTorch at hand to resolve against: name one with --upstream")
+    report(problems)
+
+
+def report(problems: list[str]) -> None:
+    """Prints each problem once and exits with status 1; does nothing if there is none."""
     for problem in dict.fromkeys(problems):
         console.print(f"error: {problem}", markup=False)
-    sys.exit(1 if problems else 0)
+    if problems:
+        sys.exit(1)
 
 
 @main.command()

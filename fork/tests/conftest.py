@@ -1,9 +1,13 @@
 """Small PyTorches and small stacks to try the machinery on."""
 
+import sys
 from pathlib import Path
 
 import pytest
 from wheel.wheelfile import WheelFile
+
+PYTHON = f"cp{sys.version_info.major}{sys.version_info.minor}"
+TAG = f"{PYTHON}-{PYTHON}"
 
 YAML = """\
 - func: add(Tensor self) -> Tensor
@@ -20,11 +24,11 @@ WHEEL_FILES = {
     "torch/_C.so": "\x7fELF",
     "torch-2.13.0+cpu.dist-info/METADATA": (
         "Metadata-Version: 2.4\nName: torch\nVersion: 2.13.0+cpu\n"
-        "Requires-Dist: sympy>=1.13\n\nTensors — fast\n"
+        "Requires-Python: >=3.10\n\nTensors — fast\n"
     ),
     "torch-2.13.0+cpu.dist-info/WHEEL": (
         "Wheel-Version: 1.0\nGenerator: setuptools\nRoot-Is-Purelib: false\n"
-        "Tag: cp311-cp311-manylinux_2_28_x86_64\n"
+        f"Tag: {TAG}-manylinux_2_28_x86_64\n"
     ),
 }
 
@@ -53,7 +57,7 @@ def source(tmp_path):
 @pytest.fixture
 def wheel(tmp_path):
     """A wheel file of torch 2.13.0+cpu, as far as these tests need one."""
-    path = tmp_path / "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl"
+    path = tmp_path / f"torch-2.13.0+cpu-{TAG}-manylinux_2_28_x86_64.whl"
     with WheelFile(path, "w") as out:
         for name, text in WHEEL_FILES.items():
             out.writestr(name, text)
