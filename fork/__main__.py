@@ -92,16 +92,16 @@ def check(paths: tuple[Path, ...], fetch: bool) -> None:
         bases.fetch_anchors(ANCHORS)
     upstreams = upstreams_at_hand() + [Upstream(p) for p in paths]
     for upstream in upstreams:
-        found = []
+        found: dict[str, str] = {}  # what does not fit -> the first commit that has it
         for commit in stack.commits:
             try:
                 resolve(stack.tree(commit.number), upstream)
             except ForkError as e:
-                found.append(f"{commit}: {e}")
+                found.setdefault(str(e), str(commit))
         console.print(
             f"{upstream}: {'all anchors match' if not found else 'does not fit'}", markup=False
         )
-        problems += found
+        problems += [f"{commit}: {what}" for what, commit in found.items()]
     if not upstreams:
         console.print("no PyTorch at hand to resolve against: name one with --upstream")
     report(problems)
