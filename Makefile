@@ -5,7 +5,7 @@ COMMIT ?=
 UPSTREAM ?=
 
 BOOTSTRAP = @command -v $(PYTHON) >/dev/null || { echo "error: no $(PYTHON): install Python 3.11 or newer, or name one with PYTHON=" >&2; exit 1; }; \
-	exec $(PYTHON) fork/bootstrap.py
+	exec $(PYTHON) -m fork.bootstrap
 
 .PHONY: attn test test-upstream lint clean
 attn: ## graft the tip, install it in .venv, run the lab's example

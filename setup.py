@@ -35,7 +35,9 @@ class GraftWheel(bdist_wheel):
 
 
 try:
-    commit = os.environ.get("ATTN_COMMIT")
+    commit = os.environ.get("ATTN_COMMIT") or None
+    if commit and not commit.isdigit():
+        raise ForkError(f"ATTN_COMMIT={commit}: not the number of a commit")
     base = bases.get(os.environ.get("ATTN_BASE", bases.default_release()), ROOT / "build" / "bases")
     graft = Graft(Stack(ROOT), base, int(commit) if commit else None)
     metadata, _ = parse_email(next(base.folder.glob("*.dist-info/METADATA")).read_bytes())

@@ -16,13 +16,13 @@ from rich.table import Table
 
 from fork import base as bases
 from fork import source, suites
-from fork.bootstrap import SetupError, make_venv
+from fork.bootstrap import make_venv
 from fork.console import console, step
 from fork.errors import ForkError
 from fork.graft import NATIVE, Graft
 from fork.install import install
 from fork.overlay import EDIT, resolve
-from fork.stack import Stack, apply, copy_pristine, files_under
+from fork.stack import BUILT, Stack, apply, copy_pristine, files_under
 from fork.upstream import Upstream
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -38,7 +38,7 @@ class Group(click.Group):
     def invoke(self, ctx):
         try:
             return super().invoke(ctx)
-        except (ForkError, SetupError, OSError) as e:
+        except (ForkError, OSError) as e:
             console.print(f"error: {e}", markup=False)
             sys.exit(1)
         except KeyboardInterrupt:
@@ -217,11 +217,12 @@ def alone() -> Iterator[None]:
         yield
 
 
-def graft_into(venv: Path, release: str, commit: int | None) -> None:
+def graft_into(venv: Path, release: str, commit: int | None) -> Graft:
     """Grafts `commit` onto `release` and installs the wheel in the virtual environment `venv`."""
     with alone():
         graft = Graft(Stack(ROOT), bases.get(release, CACHE), commit)
-        install(graft.build(), graft.fingerprint(), venv)
+        install(graft.build(), graft.fingerprint, venv)
+    return graft
 
 
 @main.command("install")
@@ -229,8 +230,8 @@ def graft_into(venv: Path, release: str, commit: int | None) -> None:
 @click.option("--example", is_flag=True, help="Then run the lab's example.")
 def install_command(release: str, commit: int | None, example: bool) -> None:
     """Graft, and install the wheel in .venv (`make attn`)."""
-    graft_into(VENV, release, commit)
-    if example and NATIVE not in Stack(ROOT).tree(commit):
+    graft = graft_into(VENV, release, commit)
+    if example and NATIVE not in graft.tree:
         console.print(f"commit {commit} has no operator yet, so there is no example to run")
     elif example:
         sys.exit(
@@ -282,8 +283,8 @@ def test_upstream(commit: int | None, upstream: Path | None, only: tuple[str, ..
         raise ForkError(f"{upstream}: is {found}; the suites run on torch {release}'s wheel")
     venv = BUILD / f"venv-{release}"
     make_venv(venv, ROOT / "fork" / "suites-requirements.txt")
-    graft_into(venv, release, number)
-    directory = BUILD / "trees" / f"{release}-{series.commits[number - 1].folder.name}"
+    graft = graft_into(venv, release, number)
+    directory = BUILD / "trees" / f"{release}-{graft.commit.folder.name}"
     with step(f"source tree with commits 1 to {number}"):
         shutil.rmtree(directory, ignore_errors=True)
         directory.parent.mkdir(parents=True, exist_ok=True)
@@ -297,7 +298,7 @@ def test_upstream(commit: int | None, upstream: Path | None, only: tuple[str, ..
     console.print(suites.table(results))
     own = directory / "test" / "test_attn.py"
     own_failed = own.exists() and not only and suites.run_own(venv / "bin" / "python", own)
-    if NATIVE not in series.tree(number):
+    if NATIVE not in graft.tree:
         console.print(f"commit {number} has no operator yet: none of the tests is ours")
     elif not any(r.ran for r in results):
         raise ForkError("none of the tests is of the operator: upstream did not see its OpInfo")
@@ -313,7 +314,7 @@ def lint(fix: bool) -> None:
     """Check the form of all files: ruff, clang-format, yamllint."""
     tools = Path(sys.executable).parent
     ruff, clang_format, yamllint = (tools / t for t in ("ruff", "clang-format", "yamllint"))
-    ours = [f for f in files_under(ROOT) if f.split("/")[0] not in ("build", "dist")]
+    ours = files_under(ROOT, skip=BUILT)
     # Edits are fragments of upstream's files, and keep their indentation there.
     whole = [f for f in ours if not EDIT.match(f.rpartition("/")[2])]
     python = [f for f in whole if f.endswith(".py")]

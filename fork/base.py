@@ -87,12 +87,7 @@ def _download(release: str, cache: Path) -> Path:
     partial = cache / "download"
     shutil.rmtree(partial, ignore_errors=True)
     with step(f"download torch {release}") as doing:
-        pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
-        run(
-            [*pip, "--dest", partial, f"torch=={release}"],
-            cache / "download.log",
-            f"torch {release} for this Python ({_tag()}) cannot be downloaded",
-        )
+        _pip_download(release, partial, f" for this Python ({_tag()})")
         wheel = next(partial.glob("*.whl"))
         doing.done = wheel.name
     place = cache / wheel.name
@@ -111,13 +106,19 @@ def fetch_anchors(folder: Path) -> None:
             continue
         with step(f"download torch {release} for its anchors"):
             platforms = [f"--platform=macosx_{n}_0_arm64" for n in (11, 14)]
-            python = ["--implementation=cp", "--python-version=3.11"]
-            pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
-            run(
-                [*pip, *platforms, *python, "--dest", folder, f"torch=={release}"],
-                folder / "download.log",
-                f"torch {release} cannot be downloaded",
+            _pip_download(
+                release, folder, "", *platforms, "--implementation=cp", "--python-version=3.11"
             )
+
+
+def _pip_download(release: str, folder: Path, what: str, *options: str) -> None:
+    """Downloads torch's wheel into `folder`; `what` says in an error which one it was."""
+    pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", *options]
+    run(
+        [*pip, "--dest", folder, f"torch=={release}"],
+        folder.parent / "download.log",
+        f"torch {release}{what} cannot be downloaded",
+    )
 
 
 def _unpack(wheel: Path, folder: Path) -> None:

@@ -9,29 +9,27 @@ import subprocess
 import sys
 import sysconfig
 
+from fork.errors import ForkError, cause
+
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 VENV = os.path.join(ROOT, ".venv")
 OLDEST = (3, 11)
 
 
-class SetupError(Exception):
-    """What keeps the environment from being made, in one line."""
-
-
 def check_machine():
     if sys.version_info < OLDEST:
-        raise SetupError(
+        raise ForkError(
             "Python {}.{} or newer is needed, and this is {}; name one with PYTHON=".format(
                 OLDEST[0], OLDEST[1], sys.version.split()[0]
             )
         )
     if sys.implementation.name != "cpython" or not sys.platform.startswith("linux"):
         name = "{} on {}".format(sys.implementation.name, sys.platform)
-        raise SetupError("CPython on Linux is needed, and this is " + name)
+        raise ForkError("CPython on Linux is needed, and this is " + name)
     if not os.environ.get("CXX") and not shutil.which("g++"):
-        raise SetupError("no C++ compiler: install g++ (Debian: apt-get install g++), or set CXX")
+        raise ForkError("no C++ compiler: install g++ (Debian: apt-get install g++), or set CXX")
     if not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")):
-        raise SetupError("Python's headers are missing (Debian: apt-get install python3-dev)")
+        raise ForkError("Python's headers are missing (Debian: apt-get install python3-dev)")
 
 
 def run(command, wrong):
@@ -43,11 +41,7 @@ def run(command, wrong):
                 "Python's venv module is incomplete",
                 "apt-get install python3-venv on Debian",
             )
-        lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no message"]
-        errors = [line for line in lines if line.startswith("ERROR")]
-        if "Retrying" in text:
-            wrong += ": no network?"
-        raise SetupError("{}: {}".format(wrong, errors[0] if errors else lines[-1]))
+        raise ForkError("{}: {}".format(wrong, cause(text) or "no message"))
 
 
 def read(path):
@@ -89,7 +83,7 @@ def main():
     try:
         check_machine()
         python = make_venv(os.path.join(ROOT, ".venv"), os.path.join(ROOT, "requirements.txt"))
-    except (SetupError, OSError) as e:
+    except (ForkError, OSError) as e:
         sys.stderr.write("error: {}\n".format(e))
         sys.exit(1)
     os.chdir(ROOT)

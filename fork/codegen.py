@@ -40,9 +40,8 @@ def generate(torchgen_parent: Path, native: Path, derivatives: Path, out: Path) 
 
     argv = ["gen", "-s", str(source), "-d", str(out / "ATen"), "--per-operator-headers"]
     sys.argv = [*argv, "--aoti_install_dir", str(out / "aoti")]
-    with contextlib.redirect_stdout(
-        io.StringIO()
-    ):  # it remarks on every shim that it does not find
+    # It remarks on every shim that it does not find.
+    with contextlib.redirect_stdout(io.StringIO()):
         gen.main()
     schema = out / "ATen" / "RegisterSchema.cpp"
     schema.write_text(fragment(schema.read_text()))
@@ -86,9 +85,8 @@ def write_stubs(native: str, tags: str, out: Path) -> None:
                 f"{f.func.name}: the graft binds functions of torch only, "
                 "no methods and no functions of a submodule"
             )
-    pairs = load_signatures(
-        bound, str(Path(out).parent / "source-autograd" / "deprecated.yaml"), method=False
-    )
+    deprecated = out.parent / "source-autograd" / "deprecated.yaml"
+    pairs = load_signatures(bound, str(deprecated), method=False)
     groups: dict[str, list] = {}
     for overload in group_overloads(pairs):
         groups.setdefault(overload.signature.name, []).append(overload.signature)

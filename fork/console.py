@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from fork.errors import ForkError
+from fork.errors import ForkError, cause
 
 console = Console(highlight=False, soft_wrap=True)
 
@@ -48,10 +48,9 @@ def run(
 ) -> None:
     """Runs `command` with its output in the file `log`; `line` sees each line as it comes.
 
-    Raises ForkError: `wrong`, then the last line that the command printed, and where the log is.
+    Raises ForkError: `wrong`, then the line of the output that says why, and where the log is.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    last = ""
     try:
         with (
             log.open("w") as out,
@@ -68,8 +67,6 @@ def run(
             try:
                 for text in process.stdout:
                     out.write(text)
-                    if text.strip():
-                        last = text.strip()
                     if line is not None:
                         line(text)
             except BaseException:
@@ -78,17 +75,5 @@ def run(
     except OSError as e:
         raise ForkError(f"{wrong}: {e}") from None
     if process.returncode:
-        status = f"exit status {process.returncode}"
-        raise ForkError(f"{wrong}: {_cause(log) or last or status} (all of it: {log})")
-
-
-def _cause(log: Path) -> str:
-    """The first error that a log names; the last line is often only its echo."""
-    lines = [text.strip() for text in log.read_text(errors="replace").splitlines() if text.strip()]
-    for at, text in enumerate(lines):
-        if text.startswith("CMake Error"):  # what is wrong stands in the lines below
-            return " ".join(lines[at : at + 3])
-        if "error:" in text.lower() or text.startswith("ERROR"):
-            no_network = any("Retrying" in earlier for earlier in lines[:at])
-            return ("no network? " if no_network else "") + text
-    return ""
+        why = cause(log.read_text(errors="replace")) or f"exit status {process.returncode}"
+        raise ForkError(f"{wrong}: {why} (all of it: {log})")

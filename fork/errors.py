@@ -1,5 +1,23 @@
-"""The one exception that a user of `python -m fork` is meant to see."""
+"""The one exception that a user is meant to see, and the one line of a tool's output that says why.
+
+`fork.bootstrap` imports this with whatever Python there is: only what an old one can read.
+"""
 
 
 class ForkError(Exception):
     """Bad input or a missing tool; the message is one clear line for the user."""
+
+
+def cause(output):
+    """The line of a failed tool's output that tells most: its first error, else its last line."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    for line in lines:
+        if "No space left" in line:  # whatever fails after it fails for that reason
+            return line
+    for at, line in enumerate(lines):
+        if line.startswith("CMake Error"):  # what is wrong stands in the lines below
+            return " ".join(lines[at : at + 3])
+        if "error:" in line.lower() or line.startswith(("ERROR", "E: ")):
+            offline = any("Retrying" in earlier for earlier in lines[:at])
+            return "no network? " + line if offline else line
+    return lines[-1] if lines else ""

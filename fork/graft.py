@@ -8,11 +8,12 @@ import re
 import shutil
 import sys
 import sysconfig
+from functools import cached_property
 from pathlib import Path
 
 from fork.base import Base
-from fork.bootstrap import SetupError, check_machine
-from fork.console import console, run, step
+from fork.bootstrap import check_machine
+from fork.console import Step, console, run, step
 from fork.errors import ForkError
 from fork.overlay import Edit, resolve, target_of
 from fork.pack import pack
@@ -48,9 +49,8 @@ class Graft:
         """The grafted wheel; made anew only if something that it is made of has changed."""
         wheels = self.dir / ("wheel-deflated" if compress else "wheel")
         stamp = wheels.with_suffix(".stamp")
-        fingerprint = self.fingerprint()
         made = sorted(wheels.glob("*.whl"))
-        if len(made) == 1 and stamp.exists() and stamp.read_text() == fingerprint:
+        if len(made) == 1 and stamp.exists() and stamp.read_text() == self.fingerprint:
             return made[0]
         self.dir.mkdir(parents=True, exist_ok=True)
         stamp.unlink(missing_ok=True)
@@ -69,11 +69,15 @@ class Graft:
         with step("pack the wheel") as doing:
             wheel = pack(self.base, self.stage, wheels, compress)
             doing.done = f"{wheel.name}, {wheel.stat().st_size / 1e6:.0f} MB"
-        stamp.write_text(fingerprint)
+        stamp.write_text(self.fingerprint)
         return wheel
 
+    @cached_property
     def fingerprint(self) -> str:
-        """A hash of everything that the wheel is made of."""
+        """A hash of everything that the wheel is made of, as it was when first asked for.
+
+        A file that changes while the graft compiles thus makes the next one compile again.
+        """
         digest = hashlib.sha256(f"{sys.version}{self.base.wheel.name}".encode())
         ours = [self.root / "CMakeLists.txt", *HOOK.rglob("*.*"), *(HERE / m for m in MAKERS)]
         files = {p.relative_to(self.root).as_posix(): p for p in ours}
@@ -124,41 +128,35 @@ class Graft:
             f"PyTorch's code generator of torch {self.base.version} refuses our entries",
             cwd=self.root,
         )
-        wanted = self._select(fresh)
-        mirror({place: source.read_bytes() for place, source in wanted.items()}, self.gen)
+        mirror(self._select(fresh), self.gen)
 
-    def _select(self, fresh: Path) -> dict[Path, Path]:
-        """Of all that was generated, what to compile or include: place below gen/ -> file."""
+    def _select(self, fresh: Path) -> dict[Path, bytes]:
+        """Of all that was generated, what to compile or include: place below gen/ -> content."""
         aten, autograd = fresh / "ATen", fresh / "autograd"
-        extra = fresh / "extra"
-        extra.mkdir()
-        redispatch = extra / "RedispatchFunctions.h"
-        text = (aten / "RedispatchFunctions.h").read_text()
-        redispatch.write_text("#include_next <ATen/RedispatchFunctions.h>\n" + text)
         ops = sorted((aten / "ops").glob("*.h"))
-        graft_ops = extra / "graft_ops.h"
-        lines = [f"#include <ATen/ops/{o.name}>\n" for o in ops if "_dispatch" not in o.stem]
-        graft_ops.write_text("#pragma once\n" + "".join(lines))
+        includes = [f"#include <ATen/ops/{o.name}>\n" for o in ops if "_dispatch" not in o.stem]
+        redispatch = (aten / "RedispatchFunctions.h").read_text()
         wanted = {
-            Path("include/ATen/RedispatchFunctions.h"): redispatch,
-            Path("include/graft_ops.h"): graft_ops,
+            "include/graft_ops.h": "#pragma once\n" + "".join(includes),
+            "include/ATen/RedispatchFunctions.h": "#include_next <ATen/RedispatchFunctions.h>\n"
+            + redispatch,
         }
-        wanted |= {Path("include/ATen/ops") / o.name: o for o in ops}
-        generated = Path("include/torch/csrc/autograd/generated")
-        wanted |= {generated / h: autograd / h for h in HEADERS}
+        files = {f"include/ATen/ops/{o.name}": o for o in ops}
+        files |= {f"include/torch/csrc/autograd/generated/{h}": autograd / h for h in HEADERS}
         # Of the sharded sources the unsharded "Everything"; of these, those that register.
         skip = re.compile(r".*_\d+\.cpp|(python_|ViewFuncs|Functions).*")
         registers = re.compile(r"^\s*m\.(impl|def)\(", re.M)
         for source in [*aten.glob("*.cpp"), *autograd.glob("*.cpp")]:
             if not skip.fullmatch(source.name) and registers.search(source.read_text()):
-                wanted[Path("op") / source.name] = source
-        wanted[Path("op/OperatorsEverything.cpp")] = aten / "OperatorsEverything.cpp"
+                files[f"op/{source.name}"] = source
+        files["op/OperatorsEverything.cpp"] = aten / "OperatorsEverything.cpp"
         if DERIVATIVES in self.tree:
-            wanted[Path("op/Functions.cpp")] = autograd / "Functions.cpp"
+            files["op/Functions.cpp"] = autograd / "Functions.cpp"
         for name in ("functionsEverything", "torch_functionsEverything", "return_types"):
-            wanted[Path("python") / f"python_{name}.cpp"] = autograd / f"python_{name}.cpp"
-        wanted |= {Path("stubs") / s.name: s for s in (fresh / "stubs").iterdir()}
-        return wanted
+            files[f"python/python_{name}.cpp"] = autograd / f"python_{name}.cpp"
+        files |= {f"stubs/{s.name}": s for s in (fresh / "stubs").iterdir()}
+        wanted |= {place: file.read_text() for place, file in files.items()}
+        return {Path(place): text.encode() for place, text in wanted.items()}
 
     def _contexts(self) -> dict[Path, Path]:
         """For each C++ file that the overlay edits: the source with the edit's surroundings."""
@@ -177,13 +175,8 @@ class Graft:
             found[context] = file
         return found
 
-    def compile(self, doing) -> str:
-        """CMake and Ninja; `doing` is told n of m."""
-        try:
-            check_machine()
-        except SetupError as e:
-            raise ForkError(str(e)) from None
-        build = self.dir / "cmake"
+    def configuration(self) -> str:
+        """What CMakeLists.txt includes: the sources, and how the base was compiled."""
         whole = [f for p, f in self.tree.items() if p.endswith(".cpp") and target_of(p) is None]
         op = sorted((self.gen / "op").glob("*.cpp"))
         python = sorted((self.gen / "python").glob("*.cpp"))
@@ -203,41 +196,37 @@ class Graft:
             "PYTHON_INCLUDE": [sysconfig.get_paths()["include"]],
             "PYTHON_SUFFIX": [sysconfig.get_config_var("EXT_SUFFIX")],
         }
-        config = self.dir / "graft.cmake"
         lines = [f"set(GRAFT_{k} {' '.join(_quoted(v) for v in vs)})" for k, vs in settings.items()]
-        text = "\n".join(lines) + "\n"
-        if not config.exists() or config.read_text() != text:
-            config.write_text(text)
-        tools = Path(sys.executable).parent
-        env = {**os.environ, "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"}
+        return "\n".join(lines) + "\n"
+
+    def compile(self, doing: Step) -> str:
+        """CMake and Ninja; `doing` is told n of m."""
+        check_machine()
+        beside = Path(sys.executable).parent  # where pip puts its cmake and ninja
+        env = {**os.environ, "PATH": f"{beside}{os.pathsep}{os.environ['PATH']}"}
         for tool in ("cmake", "ninja"):
             if shutil.which(tool, path=env["PATH"]) is None:
                 raise ForkError(f"{tool} is missing: pip install -r requirements.txt")
+        build, config = self.dir / "cmake", self.dir / "graft.cmake"
+        text = self.configuration()
+        if not config.exists() or config.read_text() != text:
+            config.write_text(text)
         if not (build / "build.ninja").exists():
             shutil.rmtree(build, ignore_errors=True)
             flags = ["-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", f"-DGRAFT_CONFIG={config}"]
-            run(
-                ["cmake", "-S", self.root, "-B", build, *flags],
-                self.dir / "cmake.log",
-                "CMake cannot set up the build",
-                env=env,
-            )
-        counted = {"m": 0}
+            setup = ["cmake", "-S", self.root, "-B", build, *flags]
+            run(setup, self.dir / "cmake.log", "CMake cannot set up the build", env=env)
+        steps = 0
 
         def line(text: str) -> None:
-            found = re.match(r"\[(\d+)/(\d+)\] .*?([^/ ]+)$", text.strip())
-            if found:
-                counted["m"] = int(found[2])
+            nonlocal steps
+            if found := re.match(r"\[(\d+)/(\d+)\] .*?([^/ ]+)$", text.strip()):
+                steps = int(found[2])
                 doing.tell(f"compile {found[1]} of {found[2]}: {found[3]}")
 
-        run(
-            ["cmake", "--build", build],
-            self.dir / "ninja.log",
-            "the compiler stopped",
-            line=line,
-            env=env,
-        )
-        return f"{counted['m']} steps" if counted["m"] else "nothing to do"
+        ninja = ["cmake", "--build", build]
+        run(ninja, self.dir / "ninja.log", "the compiler stopped", line=line, env=env)
+        return f"{steps} steps" if steps else "nothing to do"
 
     def stage_products(self) -> None:
         """Stages the libraries and the type stubs."""

@@ -28,7 +28,7 @@ def pack(base: Base, stage: Path, into: Path, compress: bool) -> Path:
         dist_info = next(
             i.filename.split("/")[0] for i in infos if i.filename.endswith(".dist-info/WHEEL")
         )
-        tags = Path(base.wheel.stem).name.split("-")[-3:-1]
+        tags = base.wheel.stem.split("-")[-3:-1]
         platform = re.sub(r"[-.]", "_", sysconfig.get_platform())  # linked here, so no manylinux
         tag = "-".join([*tags, platform])
         name = f"torch-{version}-{tag}.whl"
@@ -45,6 +45,13 @@ def pack(base: Base, stage: Path, into: Path, compress: bool) -> Path:
         how = zipfile.ZIP_DEFLATED if compress else zipfile.ZIP_STORED
         try:
             with WheelFile(partial / name, "w", compression=how) as new:  # writes RECORD
+
+                def add(path: str, data: bytes, date: tuple, mode: int) -> None:
+                    place = zipfile.ZipInfo(path, date)
+                    place.external_attr = mode
+                    place.compress_type = how
+                    new.writestr(place, data)
+
                 for info in infos:
                     path = info.filename
                     if path.endswith((".dist-info/RECORD", ".dist-info/RECORD.jws")):
@@ -52,17 +59,11 @@ def pack(base: Base, stage: Path, into: Path, compress: bool) -> Path:
                     data = changed.pop(path).read_bytes() if path in changed else old.read(info)
                     if path in changed_meta:
                         data = changed_meta[path](data.decode()).encode()
-                    place = zipfile.ZipInfo(
-                        path.replace(dist_info, f"torch-{version}.dist-info", 1), info.date_time
-                    )
-                    place.external_attr = info.external_attr
-                    place.compress_type = how
-                    new.writestr(place, data)
+                    path = path.replace(dist_info, f"torch-{version}.dist-info", 1)
+                    add(path, data, info.date_time, info.external_attr)
                 for path, file in sorted(changed.items()):
-                    place = zipfile.ZipInfo(path, (2020, 1, 1, 0, 0, 0))
-                    place.external_attr = (0o755 if path.endswith(".so") else 0o644) << 16
-                    place.compress_type = how
-                    new.writestr(place, file.read_bytes())
+                    mode = (0o755 if path.endswith(".so") else 0o644) << 16
+                    add(path, file.read_bytes(), (2020, 1, 1, 0, 0, 0), mode)
         except OSError as e:
             shutil.rmtree(partial, ignore_errors=True)
             raise ForkError(f"the wheel cannot be written: {e}") from None

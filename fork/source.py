@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from fork.console import console
-from fork.errors import ForkError
+from fork.errors import ForkError, cause
 
 RELEASE = "2.6.0"
 PACKAGE = "pytorch"
@@ -147,15 +147,5 @@ def run(command: list[str], cwd: Path | None = None) -> str:
         package = {"apt-get": "apt", "dpkg-source": "dpkg-dev"}[command[0]]
         raise ForkError(f"{command[0]}: not found: install the package {package}") from None
     if done.returncode:
-        raise ForkError(f"{command[0]}: {reason(done.stderr) or f'exit {done.returncode}'}")
+        raise ForkError(f"{command[0]}: {cause(done.stderr) or f'exit {done.returncode}'}")
     return done.stdout
-
-
-def reason(stderr: str) -> str:
-    """The one line of a tool's messages that tells most."""
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    for sign in ("No space left", "E: ", "error: "):
-        for line in lines:
-            if sign in line:
-                return line
-    return lines[-1] if lines else ""

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 from collections import Counter
+from collections.abc import Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,22 +17,26 @@ from fork.overlay import EDIT, resolve
 from fork.upstream import Upstream
 
 # Root folders that are ours, not PyTorch's; all other folders belong to the overlay.
-OURS = {"fork", "stack", "build", "dist", "test-reports"}
-FOLDER = re.compile(r"^(\d\d)-([a-z0-9]+(?:-[a-z0-9]+)*)$")
+BUILT = {"build", "dist", "test-reports"}  # by some run; git ignores them
+OURS = {"fork", "stack", *BUILT}
+FOLDER = re.compile(r"^(\d\d)-[a-z0-9]+(?:-[a-z0-9]+)*$")
 SECTIONS = ("Why", "Review order", "Test plan")
 # What a suite that does not pass is called in PyTorch's tests; skipIf/skipUnless is not a debt.
 DEBT = re.compile(r"\bunittest\.(expectedFailure|skip)\b|\b(xfail|skip)\(")
-LITTER = re.compile(r"(^|/)(__pycache__|\.[^/]*|[^/]*\.egg-info)(/|$)|\.pyc$")
+LITTER = re.compile(r"__pycache__|\..*|.*\.egg-info|.*\.pyc")
 
 
-def files_under(folder: Path) -> list[str]:
-    """The files below `folder`, as sorted relative paths, without caches and hidden ones."""
+def files_under(folder: Path, skip: Set[str] = frozenset()) -> list[str]:
+    """The files below `folder`, as sorted relative paths, without caches and hidden ones.
+
+    The folders named in `skip`, right below `folder`, are left out.
+    """
     found = []
-    for base, _, names in os.walk(folder):
-        for name in names:
-            path = (Path(base) / name).relative_to(folder).as_posix()
-            if not LITTER.search(path):
-                found.append(path)
+    for base, folders, names in os.walk(folder):
+        here = Path(base).relative_to(folder)
+        out = skip if here == Path() else frozenset()
+        folders[:] = [f for f in folders if f not in out and not LITTER.fullmatch(f)]
+        found += [(here / name).as_posix() for name in names if not LITTER.fullmatch(name)]
     return sorted(found)
 
 
@@ -40,7 +45,6 @@ class Commit:
     """One commit of the series: what `stack/NN-name/commit.md` says."""
 
     number: int
-    name: str
     folder: Path
     title: str
     body: str
@@ -79,7 +83,7 @@ class Commit:
             if value != sorted(set(value)):
                 raise ForkError(f"{message}: '{key}' is sorted, and names each path once")
             lists[key] = tuple(value)
-        return cls(int(named[1]), named[2], folder, parts[2].strip(), parts[3], **lists)
+        return cls(int(named[1]), folder, parts[2].strip(), parts[3], **lists)
 
     def section(self, title: str) -> str:
         found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", self.body, re.S | re.M)
@@ -113,7 +117,10 @@ class Stack:
 
     def tree(self, number: int | None = None) -> dict[str, Path]:
         """Overlay path -> file, after commits 1 to `number` (default: the tip)."""
-        number = len(self.commits) if number is None else self.commit(number).number
+        return self._tree(len(self.commits) if number is None else self.commit(number).number)
+
+    def _tree(self, number: int) -> dict[str, Path]:
+        """`tree`, but 0 stands for what is there before the first commit: nothing."""
         tree: dict[str, Path] = {}
         for commit in self.commits[:number]:
             for path in commit.removes:
@@ -127,7 +134,7 @@ class Stack:
         found = [
             f"{folder.name}/{path}"
             for folder in self.root.iterdir()
-            if folder.is_dir() and folder.name not in OURS and not LITTER.search(folder.name)
+            if folder.is_dir() and folder.name not in OURS and not LITTER.fullmatch(folder.name)
             for path in files_under(folder)
         ]
         found += [f.name for f in self.root.iterdir() if f.is_file() and EDIT.match(f.name)]
@@ -142,13 +149,10 @@ class Stack:
                 last[path] = commit
             for path in commit.removes:
                 last.pop(path, None)
-        before: dict[str, Path] = {}
         for commit in self.commits:
-            found += self._problems_of(commit, before, last)
-            before = self.tree(commit.number)
-        claimed = set(last)
+            found += self._problems_of(commit, self._tree(commit.number - 1), last)
         for path in self.overlay_files():
-            if path not in claimed:
+            if path not in last:
                 found.append(f"{path}: no commit of the stack claims this file")
         return found
 
@@ -184,7 +188,7 @@ class Stack:
 
     def lines_added(self, commit: Commit) -> int:
         """Lines that the commit adds to the overlay, those of its edits' marks aside."""
-        before = self.tree(commit.number - 1) if commit.number > 1 else {}
+        before = self._tree(commit.number - 1)
         added = 0
         for path in commit.files:
             new = Counter(self.file(commit, path).read_text().splitlines())
@@ -195,11 +199,10 @@ class Stack:
     def debts(self, number: int) -> Counter:
         """The xfails and skips of the overlay after commit `number`, as (path, line) -> count."""
         found: Counter = Counter()
-        if number:
-            for path, file in self.tree(number).items():
-                if path.startswith(("test/", "torch/testing/")):
-                    lines = file.read_text().splitlines()
-                    found.update((path, line.strip()) for line in lines if DEBT.search(line))
+        for path, file in self._tree(number).items():
+            if path.startswith(("test/", "torch/testing/")):
+                lines = file.read_text().splitlines()
+                found.update((path, line.strip()) for line in lines if DEBT.search(line))
         return found
 
 
@@ -224,12 +227,12 @@ def copy_pristine(upstream: Upstream, into: Path) -> None:
         raise
 
 
-def write(resolved: dict[str, bytes], root: Path, places=lambda path: path) -> list[str]:
-    """Writes all of `resolved` below `root`, or nothing: new files lie ready before any moves."""
+def write(files: dict[str, bytes], root: Path) -> list[str]:
+    """Writes all of `files` below `root`, or nothing: new files lie ready before any moves."""
     staged: list[tuple[Path, Path]] = []
     try:
-        for path, content in resolved.items():
-            place = root / places(path)
+        for path, content in files.items():
+            place = root / path
             place.parent.mkdir(parents=True, exist_ok=True)
             new = place.with_name(f".{place.name}.attn-new")
             staged.append((new, place))
@@ -243,11 +246,11 @@ def write(resolved: dict[str, bytes], root: Path, places=lambda path: path) -> l
     finally:
         for new, _ in staged:
             new.unlink(missing_ok=True)
-    return sorted(resolved)
+    return sorted(files)
 
 
 def apply(stack: Stack, root: Path, number: int | None = None) -> list[str]:
     """Puts commits 1 to `number` onto the pristine tree at `root`; [] if they are there already."""
     upstream = Upstream(root)
-    resolved = resolve(stack.tree(number), upstream)
-    return write(resolved.written, root, lambda path: upstream.place(path))
+    written = resolve(stack.tree(number), upstream).written
+    return write({upstream.place(path): content for path, content in written.items()}, root)

@@ -95,7 +95,7 @@ def test_an_error_is_one_line(in_repo, tmp_path):
     ],
 )
 def test_bootstrap_says_what_is_missing(lie, words):
-    code = f"import sys; sys.path.insert(0, 'fork'); import bootstrap; {lie}; bootstrap.main()"
+    code = f"import sys; from fork import bootstrap; {lie}; bootstrap.main()"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1 and done.stdout == ""
     assert (

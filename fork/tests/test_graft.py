@@ -183,3 +183,15 @@ def test_nothing_is_done_twice(grafted, monkeypatch):
     graft, wheel = grafted
     monkeypatch.setattr(Graft, "compile", lambda *a: pytest.fail("compiled again"))
     assert Graft(Stack(ROOT), graft.base).build() == wheel
+
+
+def test_a_file_changed_while_compiling_makes_the_next_graft_compile_again(grafted, tmp_path):
+    graft, _ = grafted
+    kernel = "aten/src/ATen/native/Attn.cpp"
+    (tmp_path / "Attn.cpp").write_text("int edited;\n")
+    running, following = (Graft(Stack(ROOT), graft.base) for _ in range(2))
+    before = running.fingerprint
+    for each in (running, following):
+        each.tree[kernel] = tmp_path / "Attn.cpp"
+    assert running.fingerprint == before  # what its stamp, and the install's, will say
+    assert following.fingerprint != before
