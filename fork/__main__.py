@@ -6,23 +6,22 @@ import fcntl
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from fork import base as bases
 from fork import source, suites
 from fork.bootstrap import make_venv
-from fork.console import console, step
+from fork.console import console, print_wide, step
 from fork.errors import ForkError
 from fork.graft import NATIVE, Graft
 from fork.install import install
 from fork.overlay import EDIT, resolve
-from fork.stack import BUILT, Stack, apply, copy_pristine, files_under
+from fork.stack import BUILT, Commit, Stack, apply, copy_pristine, files_under
 from fork.upstream import Upstream
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -139,8 +138,7 @@ def stack() -> None:
             str(after.total()),
             str((before - after).total()),
         )
-    # Wide enough for titles to stay on one line, in a log too.
-    Console(width=max(console.width, 120), highlight=False).print(table)
+    print_wide(table)
 
 
 @main.command()
@@ -247,8 +245,7 @@ def test_command() -> None:
     failed = []
     for command in (
         [python, "-m", "pytest", "-q", "fork/tests"],
-        [python, "test/attn_function.py"],
-        [python, "test/test_attn.py"],
+        *([python, f"test/{name}"] for name in suites.own(ROOT)),
         [python, "-m", "fork", "check"],
     ):
         words = " ".join(["python", *map(str, command[1:])])
@@ -261,19 +258,36 @@ def test_command() -> None:
     sys.exit(1 if failed else 0)
 
 
+def _upstream_option(command):
+    return click.option(
+        "--upstream",
+        type=click.Path(exists=True, file_okay=False, path_type=Path),
+        envvar="UPSTREAM",
+        help="A source tree of the release to test on.  [default: Debian 13's source package]",
+    )(command)
+
+
 @main.command("test-upstream")
 @click.option("--commit", type=int, help="Test commits 1 to this one.  [default: all]")
-@click.option(
-    "--upstream",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    envvar="UPSTREAM",
-    help="A source tree of the release to test on.  [default: Debian 13's source package]",
-)
+@_upstream_option
 @click.option("--suite", "only", multiple=True, help="Run this suite only; may be repeated.")
 def test_upstream(commit: int | None, upstream: Path | None, only: tuple[str, ...]) -> None:
     """Run PyTorch's own suites for attn, with the overlay applied (`make test-upstream`)."""
     series = Stack(ROOT)
-    number = series.commits[-1].number if commit is None else series.commit(commit).number
+    chosen = series.commits[-1] if commit is None else series.commit(commit)
+    wanted = {name: suites.SUITES.get(name, ()) for name in only} or suites.SUITES
+    results, own = run_commit(chosen, *suites_place(upstream), wanted, with_own=not only)
+    print_wide(suites.table(results, own))
+    if not results:
+        console.print(f"{chosen} has no operator yet: none of upstream's tests is ours")
+    counts = suites.tally(results + own)
+    passed = counts["passed"] + counts["xfailed"]
+    console.print(f"{passed} passed, {counts['failed']} failed, {counts['skipped']} skipped")
+    sys.exit(0 if all(r.ok for r in results + own) else 1)
+
+
+def suites_place(upstream: Path | None) -> tuple[Path, Path]:
+    """The pristine source tree that upstream's suites are in, and the environment they run in."""
     release = bases.suites_release()
     if upstream is None:
         with step(f"source of PyTorch {release}"):
@@ -283,29 +297,39 @@ def test_upstream(commit: int | None, upstream: Path | None, only: tuple[str, ..
         raise ForkError(f"{upstream}: is {found}; the suites run on torch {release}'s wheel")
     venv = BUILD / f"venv-{release}"
     make_venv(venv, ROOT / "fork" / "suites-requirements.txt")
-    graft = graft_into(venv, release, number)
-    directory = BUILD / "trees" / f"{release}-{graft.commit.folder.name}"
-    with step(f"source tree with commits 1 to {number}"):
+    return upstream, venv
+
+
+def run_commit(
+    commit: Commit,
+    upstream: Path,
+    venv: Path,
+    wanted: Mapping[str, Sequence[str]],
+    *,
+    with_own: bool = True,
+) -> tuple[list[suites.Result], list[suites.Result]]:
+    """The results of upstream's suites and of the operator's own tests on commits 1 to `commit`.
+
+    Before the commit that adds the operator none of upstream's tests is ours, so none is run.
+    """
+    release = bases.suites_release()
+    directory = BUILD / "trees" / f"{release}-{commit.folder.name}"
+    with step(f"source tree with commits 1 to {commit.number}"):
         shutil.rmtree(directory, ignore_errors=True)
         directory.parent.mkdir(parents=True, exist_ok=True)
-        make_tree(number, directory, upstream)
-    results = suites.run(
-        venv / "bin" / "python",
-        directory,
-        only or suites.SUITES,
-        log_dir=BUILD / "suites" / directory.name,
-    )
-    console.print(suites.table(results))
-    own = directory / "test" / "test_attn.py"
-    own_failed = own.exists() and not only and suites.run_own(venv / "bin" / "python", own)
-    if NATIVE not in graft.tree:
-        console.print(f"commit {number} has no operator yet: none of the tests is ours")
-    elif not any(r.ran for r in results):
+        make_tree(commit.number, directory, upstream)
+    if NATIVE not in Stack(ROOT).tree(commit.number):
+        wanted = {}
+    own = suites.own(directory) if with_own else {}
+    if not wanted and not own:
+        return [], []
+    graft_into(venv, release, commit.number)
+    log_dir = BUILD / "suites" / directory.name
+    ran = suites.run(venv / "bin" / "python", directory, {**wanted, **own}, log_dir=log_dir)
+    results = ran[: len(wanted)]
+    if results and not any(r.ran for r in results):
         raise ForkError("none of the tests is of the operator: upstream did not see its OpInfo")
-    passed, failed = sum(r.passed + r.xfailed for r in results), sum(r.failed for r in results)
-    skipped = sum(r.skipped for r in results)
-    console.print(f"{passed} passed, {failed} failed, {skipped} skipped")
-    sys.exit(0 if all(r.ok for r in results) and not own_failed else 1)
+    return results, ran[len(wanted) :]
 
 
 @main.command()

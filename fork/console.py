@@ -8,12 +8,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markup import escape
 
 from fork.errors import ForkError, cause
 
 console = Console(highlight=False, soft_wrap=True)
+
+
+def print_wide(renderable: RenderableType) -> None:
+    """Prints with no line broken, of a table too, also where the width is unknown, as in a log."""
+    wide = max(console.width, 120)
+    Console(width=wide, highlight=False, soft_wrap=True).print(renderable)
 
 
 class Step:

@@ -11,9 +11,10 @@ import subprocess
 import time
 import xml.etree.ElementTree as ET
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from textwrap import shorten
 
@@ -28,25 +29,59 @@ from fork.errors import ForkError
 
 OP = "attn"
 
-SUITES = (
-    # the lab's
-    "test_ops.py",
-    "test_overrides.py",
-    "functorch/test_aotdispatch.py",
-    "functorch/test_ops.py",
-    "functorch/test_vmap.py",
-    "test_proxy_tensor.py",
-    # what else goes through every operator
-    "test_ops_gradients.py",
-    "test_ops_fwd_gradients.py",
-    "test_ops_jit.py",
-    "test_meta.py",
-    "test_fake_tensor.py",
-    "test_decomp.py",
-)
+# PyTorch's test files that go through all OpInfos, native functions, schemas or public functions.
+# Beside each, as `Class.test`, the tests that go through a whole registry under a name that is not
+# the operator's: these are ours too. The lab's six first.
+LAB = {
+    "test_ops.py": (),
+    "test_overrides.py": ("TestResolveName.*", "TestDisabledUserWarnings.*"),
+    "functorch/test_aotdispatch.py": (),
+    "functorch/test_ops.py": (),
+    "functorch/test_vmap.py": (),
+    "test_proxy_tensor.py": (),
+}
+SUITES = LAB | {
+    # every OpInfo
+    "test_ops_gradients.py": (),
+    "test_ops_fwd_gradients.py": (),
+    "test_ops_jit.py": (),
+    "test_meta.py": (),
+    "test_decomp.py": ("HasDecompTest.*",),
+    "test_schema_check.py": (),
+    "test_fx.py": (),  # TestFX loads libtorchbind_test.so, which no wheel has
+    "test_fx_experimental.py": (),
+    "test_jit_fuser_te.py": (),
+    "test_testing.py": (),
+    "test_utils.py": (),
+    "export/opinfo_schema.py": (),
+    # every schema and registration
+    "test_function_schema.py": ("TestFunctionSchema.test_serialize_and_deserialize",),
+    "test_fake_tensor.py": (
+        "FakeTensorOperatorInvariants.test_like_ops",
+        "FakeTensorOperatorInvariants.test_non_kwarg_only_device",
+        "FakeTensorOperatorInvariants.test_tensor_constructors_all_have_kwarg_device",
+    ),
+    "test_dispatch.py": ("TestDispatch.test_find_dangling_impls",),
+    "test_namedtuple_return_api.py": ("TestNamedTupleAPI.*",),
+    "functorch/test_vmap_registrations.py": (),
+    # every public function
+    "test_public_bindings.py": (
+        "TestPublicBindings.test_correct_module_names",
+        "TestPublicBindings.test_no_new_*",
+    ),
+    "test_torch.py": (
+        "TestTorch.test_dir",
+        "TestTorch.test_doc*",
+        "TestTorch.test_wildcard_import",
+    ),
+}
+
+# Not a suite, and older than the operator: what it says is its exit status.
+SCRIPT = "attn_function.py"
 
 # Of several entries for one test (subtests), the first of these counts.
 OUTCOMES = ("failed", "xfailed", "passed", "skipped")
+COUNTS = ("ran", "passed", "skipped", "xfailed", "failed")  # as the tables show them
 
 SUMMARY = re.compile(r"^Ran (\d+) tests? in ", re.M)
 NO_TESTS = 5  # unittest's exit status from Python 3.12 on when nothing was selected
@@ -97,14 +132,17 @@ def count(tests: dict[str, str], outcome: str) -> int:
 def run(
     python: Path,
     tree: Path,
-    suites: Sequence[str] = SUITES,
+    suites: Mapping[str, Sequence[str]] = SUITES,
     *,
     log_dir: Path,
     op: str = OP,
     jobs: int | None = None,
     timeout: float = 3600,
 ) -> list[Result]:
-    """Run each suite of the source tree for `op` with `python`'s torch; results in that order."""
+    """Run each suite of the source tree for `op` with `python`'s torch; results in that order.
+
+    `suites` gives for each the tests that are ours whatever their names, as in SUITES.
+    """
     # Not resolved: a virtual environment's python is a link out of it.
     python, tree, log_dir = (Path(os.path.abspath(p)) for p in (python, tree, log_dir))
     if not os.access(python, os.X_OK):
@@ -117,8 +155,8 @@ def run(
     env = environment(threads=max(1, cores // jobs))
     with ThreadPoolExecutor(jobs) as pool:
         futures = [
-            pool.submit(run_suite, python, tree, suite, log_dir, op, env, timeout)
-            for suite in suites
+            pool.submit(run_suite, python, tree, suite, walks, log_dir, op, env, timeout)
+            for suite, walks in suites.items()
         ]
         try:
             for future in as_completed(futures):
@@ -129,11 +167,11 @@ def run(
     return [future.result() for future in futures]
 
 
-def run_own(python: Path, file: Path) -> int:
-    """Runs the operator's own test file, with its output shown; returns its exit status."""
-    console.print(f"test/{file.name}:")
-    command = [os.path.abspath(python), file.name]
-    return subprocess.run(command, cwd=file.parent, env=environment()).returncode
+def own(tree: Path) -> dict[str, tuple[str, ...]]:
+    """The operator's own test files in a tree, as suites: all of their tests are ours."""
+    test = tree / "test"
+    files = [*test.glob(SCRIPT), *sorted(test.glob(f"test_{OP}*.py"))]
+    return {file.name: ("*",) for file in files}
 
 
 def environment(threads: int = os.cpu_count() or 1) -> dict[str, str]:
@@ -147,11 +185,19 @@ def environment(threads: int = os.cpu_count() or 1) -> dict[str, str]:
         "PYTHONFAULTHANDLER": "1",
         "PYTHONNOUSERSITE": "1",
         "PYTHONUNBUFFERED": "1",
+        "PYTORCH_TEST_WITH_SLOW": "1",  # which upstream's CI has in a job of its own
     }
 
 
 def run_suite(
-    python: Path, tree: Path, suite: str, log_dir: Path, op: str, env: dict, timeout: float
+    python: Path,
+    tree: Path,
+    suite: str,
+    walks: Sequence[str],
+    log_dir: Path,
+    op: str,
+    env: dict,
+    timeout: float,
 ) -> Result:
     name = suite.removesuffix(".py").replace("/", ".")
     reports = log_dir / name
@@ -159,7 +205,10 @@ def run_suite(
         shutil.rmtree(reports, ignore_errors=True)  # an earlier run's report is not this run's
         reports.mkdir(parents=True)
         log = log_dir / f"{name}.log"
-        command = [python, suite, "-v", "-k", op, f"--save-xml={reports}"]
+        command = [python, suite]
+        if suite != SCRIPT:
+            patterns = [op, *(f"*.{walk}" for walk in walks)]  # "*.": the module's name
+            command += ["-v", *(f"-k{p}" for p in patterns), f"--save-xml={reports}"]
         start = time.monotonic()
         with open(log, "wb") as out:
             # From test/, where upstream's CI stands: the tree's torch/ is not on the path there.
@@ -180,13 +229,20 @@ def run_suite(
     tests, broken = read_reports(reports, result.messages)
     written = functions(tree / "test" / suite)
     for test, outcome in tests.items():
-        ours = is_ours(test.rpartition(".")[2], written, op)
+        ours = any(fnmatchcase(test, walk) for walk in walks) or is_ours(
+            test.rpartition(".")[2], written, op
+        )
         (result.ours if ours else result.upstreams)[test] = outcome
     text = log.read_text(errors="replace")
     if status is None:
         result.broken = f"still running after {timeout:g} s: stopped"
+    elif suite == SCRIPT:
+        result.ours = {} if status else {suite: "passed"}
+        result.broken = f"exit status {status}" if status else ""
     else:
-        result.broken = broken or fault(status, text, tests)
+        gone = [walk for walk in walks if not any(fnmatchcase(test, walk) for test in tests)]
+        missing = f"has no test {', '.join(gone)}" if gone else ""
+        result.broken = broken or fault(status, text, tests) or missing
     return result
 
 
@@ -259,6 +315,9 @@ def is_ours(test: str, written: Iterable[str], op: str) -> bool:
     def begins(stem: str) -> bool:
         return test == stem or test.startswith(f"{stem}_")
 
+    # functorch/test_vmap_registrations.py makes its tests from the dispatcher's entries.
+    if entry := re.search(r"_\[aten::(\w+)", test):
+        return entry[1] in (op, f"_{op}_backward")
     if any(op in name and begins(name) for name in written):
         return begins(f"test_{op}")
     # test_overrides.py makes its tests from a namespace and a function, without a written name.
@@ -275,41 +334,54 @@ def progress(result: Result) -> Text:
     return line
 
 
-def table(results: Sequence[Result]) -> Group:
-    """Our tests by suite; then upstream's own that the name also selects, and each failure."""
-    parts: list = [rows("Our tests", [(r, r.ours, r.broken) for r in results])]
+def table(results: Sequence[Result], own: Sequence[Result] = ()) -> Group:
+    """Our tests by suite, then upstream's own that the name also selects, and each failure."""
+    parts: list = []
+    for title, of in (("Our tests", results), ("The operator's own test files", own)):
+        if of:
+            parts.append(rows(title, [(r, r.ours, r.broken) for r in of]))
     others = [(r, r.upstreams, "") for r in results if r.upstreams]
     if others:
         parts.append(rows("Upstream's own tests of a like name", others))
-    parts += [line for result in results for line in failures(result)]
-    return Group(*parts)
+    return Group(*parts, *all_failures([*results, *own]))
 
 
 def rows(title: str, counted: Sequence[tuple[Result, dict[str, str], str]]) -> Table:
-    # Narrow, so that the longest suite's name fits in 80 columns.
-    grid = Table(title=title, title_justify="left", show_footer=True, box=SIMPLE, padding=0)
-    totals = Counter()
-    lines = []
-    for result, tests, broken in counted:
-        by = Counter(tests.values())
-        by["failed"] += bool(broken)
-        by["ran"] = len(tests)
-        totals += by
-        cells = (escape(result.suite), *numbers(by), f"{result.seconds:.1f}")
-        lines.append((cells, "red" if by["failed"] else None))
-    grid.add_column("file", footer="total")
+    lines = [
+        (result.suite, counts(tests, broken), f"{result.seconds:.1f}")
+        for result, tests, broken in counted
+    ]
+    totals = sum((by for _, by, _ in lines), Counter())
     seconds = sum(result.seconds for result, _, _ in counted)
-    foot = (*numbers(totals), f"{seconds:.1f}")
-    heads = ("ran", "passed", "skipped", "xfailed", "failed", "seconds")
-    for head, total in zip(heads, foot, strict=True):
+    grid = new_table(title)
+    grid.add_column("file", footer="total")
+    for head, total in zip((*COUNTS, "seconds"), (*numbers(totals), f"{seconds:.1f}"), strict=True):
         grid.add_column(head, footer=total, justify="right")
-    for cells, style in lines:
-        grid.add_row(*cells, style=style)
+    for suite, by, took in lines:
+        grid.add_row(escape(suite), *numbers(by), took, style="red" if by["failed"] else None)
     return grid
 
 
-def numbers(by: Counter) -> list[str]:
-    return [str(by[head]) for head in ("ran", "passed", "skipped", "xfailed", "failed")]
+def new_table(title: str) -> Table:
+    # Narrow, so that a row fits in a terminal.
+    return Table(title=title, title_justify="left", show_footer=True, box=SIMPLE, padding=0)
+
+
+def counts(tests: Mapping[str, str], broken: str = "") -> Counter:
+    """How many tests ran and ended in each way; a suite that is broken is one failure more."""
+    return Counter(tests.values()) + Counter(ran=len(tests), failed=int(bool(broken)))
+
+
+def tally(results: Iterable[Result]) -> Counter:
+    return sum((counts(r.ours, r.broken) for r in results), Counter())
+
+
+def numbers(by: Mapping[str, int]) -> list[str]:
+    return [str(by.get(head, 0)) for head in COUNTS]
+
+
+def all_failures(results: Iterable[Result]) -> list[Text]:
+    return [line for result in results for line in failures(result)]
 
 
 def failures(result: Result, lines: int = 12) -> Iterable[Text]:

@@ -8,8 +8,14 @@ from click.testing import CliRunner
 
 from fork import __main__ as cli
 from fork.__main__ import ROOT, main
+from fork.graft import NATIVE
+from fork.suites import SUITES, Result
+from fork.tests.conftest import message, write_files
 
-COMMANDS = ("check", "stack", "tree", "apply", "graft", "install", "test", "test-upstream", "lint")
+COMMANDS = (
+    *("check", "stack", "tree", "apply", "graft", "install"),
+    *("test", "test-upstream", "lint"),
+)
 
 
 @pytest.fixture
@@ -80,6 +86,81 @@ def test_an_error_is_one_line(in_repo, tmp_path):
         f"error: {tmp_path}: not PyTorch: neither a source tree (aten/, version.txt), "
         "nor a folder with an unpacked or installed torch/, nor a .whl file",
     )
+
+
+SERIES = {
+    "stack/01-note/commit.md": message(["docs/note.md"]),
+    "stack/02-script/commit.md": message(["test/attn_function.py"]),
+    "stack/03-op/commit.md": message([NATIVE, "test/test_attn.py"]),
+    "stack/04-vmap/commit.md": message(["test/test_attn_vmap.py"]),
+    "docs/note.md": "why\n",
+    NATIVE: "# @@ before: - func: baddbmm(\n- func: attn(Tensor q) -> Tensor\n",
+    "test/attn_function.py": "script\n",
+    "test/test_attn.py": "tests\n",
+    "test/test_attn_vmap.py": "more tests\n",
+}
+SCRIPT, OWN = ["attn_function.py"], ["attn_function.py", "test_attn.py"]
+WHOLE = [*OWN, "test_attn_vmap.py"]
+
+
+class Runner:
+    """Stands in for the graft and for the run of suites, each of which has one test."""
+
+    def __init__(self):
+        self.ran = []  # (commit, its suites)
+        self.grafted = []
+        self.outcomes = {}  # commit -> the outcome of its tests, or the error of its graft
+
+    def graft_into(self, venv, release, number):
+        wheels = cli.BUILD / "graft" / str(number) / "wheel"
+        wheels.mkdir(parents=True, exist_ok=True)
+        self.grafted.append(number)
+        return type("Grafted", (), {"dir": wheels.parent})
+
+    def run(self, python, tree, wanted, *, log_dir):
+        commit = tree.name.partition("-")[2]
+        self.ran.append((commit, list(wanted)))
+        outcome = self.outcomes.get(commit, "passed")
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return [Result(name, ours={"TestA.test_a": outcome} if outcome else {}) for name in wanted]
+
+
+@pytest.fixture
+def runner(tmp_path, source, monkeypatch):
+    root = write_files(tmp_path / "series", SERIES)
+    made = Runner()
+    for name, path in {"ROOT": root, "BUILD": root / "build"}.items():
+        monkeypatch.setattr(cli, name, path)
+    (root / "build").mkdir()
+    monkeypatch.setattr(cli, "suites_place", lambda upstream: (source, root / "venv"))
+    monkeypatch.setattr(cli, "graft_into", made.graft_into)
+    monkeypatch.setattr(cli.suites, "run", made.run)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("args", "ran"),
+    [
+        ((), [("04-vmap", [*SUITES, *WHOLE])]),
+        (("--commit", 3), [("03-op", [*SUITES, *OWN])]),
+        (("--commit", 2), [("02-script", SCRIPT)]),
+        (("--commit", 1), []),
+        (("--suite", "test_ops.py"), [("04-vmap", ["test_ops.py"])]),
+    ],
+)
+def test_upstreams_suites_of_one_commit(runner, args, ran):
+    code, output = invoke("test-upstream", *args)
+    assert (code, runner.ran) == (0, ran)
+    assert f"{sum(len(names) for _, names in ran)} passed, 0 failed, 0 skipped" in output
+
+
+@pytest.mark.parametrize(("outcome", "word"), [("failed", "25 failed"), (None, "error: none of")])
+def test_upstreams_suites_that_fail(runner, outcome, word, monkeypatch):
+    monkeypatch.setattr(cli.suites, "SUITES", dict.fromkeys(map(str, range(22)), ()))
+    runner.outcomes["04-vmap"] = outcome
+    code, output = invoke("test-upstream")
+    assert code == 1 and word in output
 
 
 @pytest.mark.parametrize(

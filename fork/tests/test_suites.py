@@ -66,8 +66,9 @@ def add(tree, suite, body, head=HEAD, tail=TAIL):
     (tree / "test" / suite).write_text(head + body + tail)
 
 
-def run(tree, *names, **options):
-    return suites.run(Path(sys.executable), tree, names, log_dir=tree.parent / "logs", **options)
+def run(tree, *names, walks=(), **options):
+    wanted = dict.fromkeys(names, walks)
+    return suites.run(Path(sys.executable), tree, wanted, log_dir=tree.parent / "logs", **options)
 
 
 def one(tree, body, **options):
@@ -76,9 +77,13 @@ def one(tree, body, **options):
     return run(tree, "test_ops.py", **options)[0]
 
 
-def shown(results):
-    console = Console(file=io.StringIO(), width=80)
-    console.print(suites.table(results))
+def shown(results, own=()):
+    return printed(suites.table(results, own))
+
+
+def printed(what):
+    console = Console(file=io.StringIO(), width=120)
+    console.print(what)
     return console.file.getvalue()
 
 
@@ -122,6 +127,64 @@ def test_table_adds_up_and_keeps_upstreams_apart(tree):
 def test_no_second_table_without_upstream_tests(tree):
     body = "del TestCommonCPU.test_flash_attn_mask"
     assert "Upstream's own" not in shown([one(tree, body)])
+
+
+WALKS = """
+class TestRegistry(unittest.TestCase):
+    def test_every_schema(self): pass
+    def test_every_name(self): self.fail("no attn")
+    def test_one_schema(self): self.fail("not selected")
+class AnotherTestRegistry(TestRegistry): pass
+del TestCommonCPU.test_flash_attn_mask
+"""
+
+
+@pytest.mark.parametrize(
+    ("walks", "ran", "failed"),
+    [
+        ((), 0, 0),
+        (("TestRegistry.test_every_schema",), 1, 0),
+        (("TestRegistry.test_every_schema", "AnotherTestRegistry.test_every_name"), 2, 1),
+        (("TestRegistry.test_every_*",), 2, 1),
+        (("TestRegistry.*",), 3, 2),
+    ],
+)
+def test_what_goes_through_a_whole_registry_is_ours(tree, walks, ran, failed):
+    result = one(tree, WALKS, walks=walks)
+    assert (result.ran, result.failed, result.upstreams) == (ran, failed, {})
+
+
+def test_a_walk_that_upstream_no_longer_has_breaks_the_suite(tree):
+    result = one(tree, WALKS, walks=("TestRegistry.test_every_schema", "TestGone.test_x", "A.*"))
+    assert (result.ran, result.broken) == (1, "has no test TestGone.test_x, A.*")
+
+
+def test_the_table_names_each_walk_by_class_and_test():
+    walks = [walk for walks in suites.SUITES.values() for walk in walks]
+    assert walks and all(walk.count(".") == 1 for walk in walks)
+    assert list(suites.SUITES)[: len(suites.LAB)] == list(suites.LAB) and len(suites.LAB) == 6
+
+
+def test_the_operators_own_files_are_suites_of_which_all_is_ours(tree):
+    add(tree, "test_attn.py", "del TestCommonCPU.test_other")
+    add(tree, "test_attn_vmap.py", "TestCommonCPU.test_other = lambda self: None")
+    add(tree, "test_ops.py", "")
+    (tree / "test/attn_function.py").write_text("print('All passed')")
+    own = suites.own(tree)
+    assert list(own) == ["attn_function.py", "test_attn.py", "test_attn_vmap.py"]
+    results = suites.run(Path(sys.executable), tree, own, log_dir=tree.parent / "logs")
+    assert [(r.ran, r.passed, r.failed) for r in results] == [(1, 1, 0), (1, 1, 0), (2, 2, 0)]
+    assert not any(r.upstreams for r in results)
+    text = shown([one(tree, "")], results).partition("own test files")[2]
+    assert figures(text.partition("Upstream's own")[0])["total"] == [4, 4, 0, 0, 0]
+
+
+@pytest.mark.parametrize("end", ["sys.exit(2)", "raise ValueError", "os.abort()", "("])
+def test_a_script_fails_by_its_exit_status(tree, end):
+    (tree / "test/attn_function.py").write_text(f"import os, sys\nprint('1 failed')\n{end}")
+    (result,) = run(tree, "attn_function.py")
+    assert (result.ran, result.failed, result.ok) == (0, 1, False)
+    assert "attn_function.py: exit status" in shown([result])
 
 
 def test_nothing_selected_is_zero_not_broken(tree):
@@ -236,7 +299,7 @@ def test_a_missing_suite_or_python_is_named(tree):
     with pytest.raises(ForkError, match="no test/test_gone"):
         run(tree, "test_gone.py")
     with pytest.raises(ForkError, match="no python"):
-        suites.run(tree / "bin/python", tree, (), log_dir=tree.parent)
+        suites.run(tree / "bin/python", tree, {}, log_dir=tree.parent)
 
 
 # Functions that upstream 2.6.0 writes in these files, and the names they give for an operator.
@@ -268,6 +331,9 @@ WRITTEN = (
         "test_Tensor_attn",
         "test_attn_empty_batch",
         "test_attn_empty_batch_cpu_float32",
+        "test_unimplemented_batched_registrations_[aten::attn]",
+        "test_unimplemented_batched_registrations_[aten::attn.out]",
+        "test_unimplemented_batched_registrations_[aten::_attn_backward]",
     ],
 )
 def test_ours(name):
@@ -284,6 +350,8 @@ def test_ours(name):
         "test_dtypes_nn_functional_varlen_attn_cpu_float32",  # an operator of a longer name
         "test_dtypes_attn2_cpu",
         "test_torch_attn2",
+        "test_unimplemented_batched_registrations_[aten::_flash_attn_backward]",
+        "test_unimplemented_batched_registrations_[aten::attn2]",
         "test_torch_functional_flash_attn",
         "test_dtypes_nn_functional_scaled_dot_product_attention_cpu",
     ],
