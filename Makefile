@@ -7,7 +7,7 @@ UPSTREAM ?=
 BOOTSTRAP = @command -v $(PYTHON) >/dev/null || { echo "error: no $(PYTHON): install Python 3.11 or newer, or name one with PYTHON=" >&2; exit 1; }; \
 	exec $(PYTHON) -m fork.bootstrap
 
-.PHONY: attn test test-upstream lint clean
+.PHONY: attn test test-upstream test-stack lint clean
 attn: ## graft the tip, install it in .venv, run the lab's example
 	$(BOOTSTRAP) install --example $(if $(BASE),--base $(BASE)) $(if $(COMMIT),--commit $(COMMIT))
 
@@ -16,6 +16,9 @@ test: ## the fork's tests, the operator's tests, the checks of the stack
 
 test-upstream: ## PyTorch's own suites on the release whose source is at hand
 	$(BOOTSTRAP) test-upstream $(if $(COMMIT),--commit $(COMMIT)) $(if $(UPSTREAM),--upstream $(UPSTREAM))
+
+test-stack: ## the lab's six suites and the operator's own tests on each commit of the stack
+	$(BOOTSTRAP) test-stack $(if $(UPSTREAM),--upstream $(UPSTREAM))
 
 lint: ## ruff, clang-format, yamllint
 	$(BOOTSTRAP) lint

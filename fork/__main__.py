@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import shutil
 import subprocess
 import sys
@@ -286,6 +287,37 @@ def test_upstream(commit: int | None, upstream: Path | None, only: tuple[str, ..
     sys.exit(0 if all(r.ok for r in results + own) else 1)
 
 
+@main.command("test-stack")
+@_upstream_option
+def test_stack(upstream: Path | None) -> None:
+    """Run the lab's suites on each commit of the stack by itself (`make test-stack`).
+
+    A commit that went well is not run again until something that it is made of changes.
+    """
+    place = suites_place(upstream)
+    rows: list[suites.Row] = []
+    for commit in Stack(ROOT).commits:
+        console.rule(f"{commit.folder.name}: {commit.title}", align="left")
+        stamp = BUILD / "stack" / f"{commit.folder.name}.json"
+        key = stack_key(commit, place[0])
+        row = suites.Row.read(stamp, key)
+        if row is not None:
+            console.print("  tested already")
+        else:
+            try:
+                results, own = run_commit(commit, *place, suites.LAB, keep_wheel=False)
+                row = suites.Row.of(commit.folder.name, results, own)
+                console.print(*suites.all_failures(results + own), sep="\n", end="")
+            except ForkError as e:  # the commits after it may be sound
+                row = suites.Row(commit.folder.name, error=str(e))
+                console.print(f"error: {e}", markup=False)
+            if row.ok:
+                row.write(stamp, key)
+        rows.append(row)
+    print_wide(suites.stack_table(rows))
+    sys.exit(0 if all(row.ok for row in rows) else 1)
+
+
 def suites_place(upstream: Path | None) -> tuple[Path, Path]:
     """The pristine source tree that upstream's suites are in, and the environment they run in."""
     release = bases.suites_release()
@@ -307,6 +339,7 @@ def run_commit(
     wanted: Mapping[str, Sequence[str]],
     *,
     with_own: bool = True,
+    keep_wheel: bool = True,
 ) -> tuple[list[suites.Result], list[suites.Result]]:
     """The results of upstream's suites and of the operator's own tests on commits 1 to `commit`.
 
@@ -323,13 +356,27 @@ def run_commit(
     own = suites.own(directory) if with_own else {}
     if not wanted and not own:
         return [], []
-    graft_into(venv, release, commit.number)
+    graft = graft_into(venv, release, commit.number)
+    if not keep_wheel:  # it is in, and a wheel for each commit fills a disk
+        shutil.rmtree(graft.dir / "wheel")
     log_dir = BUILD / "suites" / directory.name
     ran = suites.run(venv / "bin" / "python", directory, {**wanted, **own}, log_dir=log_dir)
     results = ran[: len(wanted)]
     if results and not any(r.ran for r in results):
         raise ForkError("none of the tests is of the operator: upstream did not see its OpInfo")
     return results, ran[len(wanted) :]
+
+
+def stack_key(commit: Commit, upstream: Path) -> str:
+    """A hash of what the commit's tests depend on: its files, the graft, the runner."""
+    base = bases.get(bases.suites_release(), CACHE)
+    graft = Graft(Stack(ROOT), base, commit.number)
+    runner = [ROOT / "fork" / name for name in ("suites.py", "suites-requirements.txt")]
+    files = [*(file for _, file in sorted(graft.tree.items())), *runner]
+    digest = hashlib.sha256(f"{graft.fingerprint} {upstream}".encode())
+    for file in files:
+        digest.update(hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()
 
 
 @main.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import shutil
@@ -13,7 +14,7 @@ import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from textwrap import shorten
@@ -378,6 +379,59 @@ def tally(results: Iterable[Result]) -> Counter:
 
 def numbers(by: Mapping[str, int]) -> list[str]:
     return [str(by.get(head, 0)) for head in COUNTS]
+
+
+@dataclass
+class Row:
+    """What became of one commit of the stack."""
+
+    commit: str
+    suites: dict[str, int] = field(default_factory=dict)  # as `counts` gives them
+    own: dict[str, int] = field(default_factory=dict)
+    upstreams_failed: int = 0
+    seconds: float = 0.0
+    error: str = ""  # why the commit could not be tested
+
+    @classmethod
+    def of(cls, commit: str, results: Sequence[Result], own: Sequence[Result]) -> Row:
+        ran = [*results, *own]
+        failed = sum(count(r.upstreams, "failed") for r in ran)
+        seconds = sum(r.seconds for r in ran)
+        return cls(commit, dict(tally(results)), dict(tally(own)), failed, seconds)
+
+    @property
+    def ok(self) -> bool:
+        failed = self.suites.get("failed", 0) + self.own.get("failed", 0) + self.upstreams_failed
+        return not failed and not self.error
+
+    def write(self, file: Path, key: str) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps({"key": key, "row": asdict(self)}))
+
+    @classmethod
+    def read(cls, file: Path, key: str) -> Row | None:
+        """What was written under the same key; None if it was another, or nothing."""
+        try:
+            stored = json.loads(file.read_text())
+            return cls(**stored["row"]) if stored["key"] == key else None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+
+def stack_table(of: Sequence[Row]) -> Table:
+    """A line per commit: the lab's suites, then the operator's own test files."""
+    grid = new_table("Each commit by itself")
+    grid.show_footer = False
+    grid.add_column("commit")
+    for head in (*COUNTS, "own passed", "own failed", "seconds"):
+        grid.add_column(head, justify="right")
+    for row in of:
+        own = [str(row.own.get(head, 0)) for head in ("passed", "failed")]
+        cells = [*numbers(row.suites), *own, f"{row.seconds:.1f}"]
+        if row.error:
+            cells = ["-"] * len(cells)
+        grid.add_row(escape(row.commit), *cells, style=None if row.ok else "red")
+    return grid
 
 
 def all_failures(results: Iterable[Result]) -> list[Text]:

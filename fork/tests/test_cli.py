@@ -2,19 +2,21 @@
 
 import subprocess
 import sys
+from unittest.mock import ANY
 
 import pytest
 from click.testing import CliRunner
 
 from fork import __main__ as cli
 from fork.__main__ import ROOT, main
+from fork.errors import ForkError
 from fork.graft import NATIVE
-from fork.suites import SUITES, Result
+from fork.suites import LAB, SUITES, Result
 from fork.tests.conftest import message, write_files
 
 COMMANDS = (
     *("check", "stack", "tree", "apply", "graft", "install"),
-    *("test", "test-upstream", "lint"),
+    *("test", "test-upstream", "test-stack", "lint"),
 )
 
 
@@ -134,6 +136,7 @@ def runner(tmp_path, source, monkeypatch):
         monkeypatch.setattr(cli, name, path)
     (root / "build").mkdir()
     monkeypatch.setattr(cli, "suites_place", lambda upstream: (source, root / "venv"))
+    monkeypatch.setattr(cli, "stack_key", lambda commit, upstream: f"key of {commit.title}")
     monkeypatch.setattr(cli, "graft_into", made.graft_into)
     monkeypatch.setattr(cli.suites, "run", made.run)
     return made
@@ -161,6 +164,54 @@ def test_upstreams_suites_that_fail(runner, outcome, word, monkeypatch):
     runner.outcomes["04-vmap"] = outcome
     code, output = invoke("test-upstream")
     assert code == 1 and word in output
+
+
+def test_each_commit_of_the_stack(runner):
+    code, output = invoke("test-stack")
+    assert code == 0
+    assert runner.ran == [
+        ("02-script", SCRIPT),
+        ("03-op", [*LAB, *OWN]),
+        ("04-vmap", [*LAB, *WHOLE]),
+    ]
+    table = output.partition("Each commit by itself")[2]
+    for row in ("01-note 0 0 0", "02-script 0 0 0 0 0 1 0", "04-vmap 6 6 0 0 0 3 0"):
+        assert row in table
+    assert runner.grafted == [2, 3, 4]
+    assert not list((cli.BUILD / "graft").glob("*/wheel"))  # a disk holds few of these
+    runner.ran.clear()
+    code, output = invoke("test-stack")
+    assert (code, runner.ran, output.count("tested already")) == (0, [], 4)
+    assert "04-vmap 6 6 0 0 0 3 0" in output
+
+
+@pytest.mark.parametrize(
+    ("outcome", "row"),
+    [
+        ("failed", "03-op 6 0 0 0 6 0 2"),
+        ("skipped", None),
+        (ForkError("the compiler stopped"), "03-op - - - - - - -"),
+        (None, "03-op - - - - - - -"),
+    ],
+)
+def test_a_commit_that_fails_fails_the_stack_and_is_run_again(runner, outcome, row):
+    runner.outcomes["03-op"] = outcome
+    code, output = invoke("test-stack")
+    assert code == (1 if row else 0) and (row or "03-op 6 0 6 0 0 0 0") in output
+    assert "04-vmap 6 6 0 0 0 3 0" in output
+    assert not isinstance(outcome, Exception) or f"error: {outcome}" in output
+    runner.ran.clear()
+    invoke("test-stack")
+    assert [commit for commit, _ in runner.ran] == (["03-op"] if row else [])
+
+
+def test_a_stack_that_is_stopped_goes_on_where_it_was(runner):
+    runner.outcomes["04-vmap"] = KeyboardInterrupt()
+    assert invoke("test-stack") == (130, ANY)
+    runner.ran.clear()
+    runner.outcomes.clear()
+    assert invoke("test-stack")[0] == 0
+    assert [commit for commit, _ in runner.ran] == ["04-vmap"]
 
 
 @pytest.mark.parametrize(

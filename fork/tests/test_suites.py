@@ -358,3 +358,41 @@ def test_ours(name):
 )
 def test_upstreams(name):
     assert not suites.is_ours(name, WRITTEN, "attn")
+
+
+GOOD = suites.Row("01-good", {"ran": 3, "passed": 2, "xfailed": 1}, {"ran": 1, "passed": 1})
+
+
+@pytest.mark.parametrize(
+    ("row", "ok", "cells"),
+    [
+        (GOOD, True, "3 2 0 1 0 1 0 0.0"),
+        (suites.Row("02-nothing", seconds=1.25), True, "0 0 0 0 0 0 0 1.2"),
+        (suites.Row("03-suite", {"ran": 1, "failed": 1}), False, "1 0 0 0 1 0 0 0.0"),
+        (suites.Row("04-own", own={"ran": 2, "failed": 2}), False, "0 0 0 0 0 0 2 0.0"),
+        (suites.Row("05-upstream", upstreams_failed=1), False, "0 0 0 0 0 0 0 0.0"),
+        (suites.Row("06-error", error="the compiler stopped"), False, "- - - - - - - -"),
+    ],
+)
+def test_a_row_of_the_stack(row, ok, cells):
+    assert row.ok is ok
+    lines = [" ".join(line.split()) for line in printed(suites.stack_table([row])).splitlines()]
+    assert f"{row.commit} {cells}" in lines
+
+
+def test_a_row_counts_suites_and_own_files_apart(tree):
+    add(tree, "test_ops.py", EVERY_OUTCOME)
+    add(tree, "test_attn.py", "del TestCommonCPU.test_other")
+    row = suites.Row.of("01-x", run(tree, "test_ops.py"), run(tree, "test_attn.py", walks=("*",)))
+    assert (row.suites["ran"], row.suites["failed"], row.own["passed"]) == (8, 3, 1)
+    assert not row.ok and row.seconds > 0
+
+
+def test_a_row_is_kept_under_its_key(tmp_path):
+    file = tmp_path / "stack/01-good.json"
+    assert suites.Row.read(file, "key") is None
+    GOOD.write(file, "key")
+    assert suites.Row.read(file, "key") == GOOD
+    assert suites.Row.read(file, "another key") is None
+    file.write_text(file.read_text()[:-5])
+    assert suites.Row.read(file, "key") is None
