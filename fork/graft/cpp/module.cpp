@@ -1,6 +1,6 @@
-// The extension module torch._C_attn. Importing it loads libtorch_attn, which
-// registers the operators, and adds to torch._C what a source build would have
-// there: the functions, the result types, the graph nodes.
+// The extension module torch._C_attn. Importing it adds to torch._C what a
+// source build would have there: the functions, the result types, the graph
+// nodes. The operators are registered by then, by libtorch.
 #include <Python.h>
 #include <structmember.h>
 
