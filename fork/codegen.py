@@ -6,15 +6,13 @@ TORCHGEN is a folder that holds the base's `torchgen` package, with our edits in
 
 from __future__ import annotations
 
-import contextlib
-import io
 import re
 import sys
 from pathlib import Path
 
 
 def generate(torchgen_parent: Path, native: Path, derivatives: Path, out: Path) -> None:
-    """Writes ATen/ and autograd/ (C++), and stubs/ (type stubs) below `out`."""
+    """Writes ATen/, autograd/ and aoti/ (C++), and stubs/ (type stubs) below `out`."""
     sys.path.insert(0, str(torchgen_parent))
     packaged = torchgen_parent / "torchgen" / "packaged"
     sys.path.insert(1, str(packaged))
@@ -39,10 +37,8 @@ def generate(torchgen_parent: Path, native: Path, derivatives: Path, out: Path) 
         dest.native_functions._CPU_DLL_CUDA_KERNELS = frozenset()
 
     argv = ["gen", "-s", str(source), "-d", str(out / "ATen"), "--per-operator-headers"]
-    sys.argv = [*argv, "--aoti_install_dir", str(out / "aoti")]
-    # It remarks on every shim that it does not find.
-    with contextlib.redirect_stdout(io.StringIO()):
-        gen.main()
+    sys.argv = [*argv, "--aoti_install_dir", str(out / "aoti"), "--update-aoti-c-shim"]
+    gen.main()
     schema = out / "ATen" / "RegisterSchema.cpp"
     schema.write_text(fragment(schema.read_text()))
 

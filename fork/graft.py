@@ -11,6 +11,8 @@ import sysconfig
 from functools import cached_property
 from pathlib import Path
 
+import nlohmann_json
+
 from fork.base import Base
 from fork.bootstrap import check_machine
 from fork.console import Step, console, run, step
@@ -38,9 +40,28 @@ MAKERS = (
 )
 NATIVE = "aten/src/ATen/native/native_functions.edit.yaml"
 DERIVATIVES = "tools/autograd/derivatives.edit.yaml"
+SHIMS = "torch/csrc/inductor/aoti_torch/generated"
 # Where the wheel has the headers that the generator writes. Not those of ATen/core/: the interned
 # strings are numbered there, and libtorch_cpu was compiled with the wheel's numbers.
 HEADERS = {"ATen": "ATen", "autograd": "torch/csrc/autograd/generated"}
+# For the graft's own sources: which operators are ours.
+OPS_HEADER = """#pragma once
+
+#include <string_view>
+
+namespace graft {
+
+constexpr bool is_ours(std::string_view op) {
+  for (const char* name : {%s}) {
+    if (op == name) {
+      return true;
+    }
+  }
+  return false;
+}
+
+} // namespace graft
+"""
 
 
 class Graft:
@@ -156,11 +177,30 @@ class Graft:
                         found[f"include/{name}"] = merged
         return found
 
+    def _shims(self, aoti: Path) -> list[Path]:
+        """The sources of our operators' C functions, for the devices that the base is built for."""
+        found = []
+        for made in sorted(aoti.glob("c_shim_*.h")):
+            declared = re.findall(r"^AOTI_TORCH_EXPORT .*", made.read_text(), re.M)
+            header = self.stage / "torch" / "include" / SHIMS / made.name
+            text = header.read_text() if header.exists() else ""
+            for line in declared:
+                if line not in text:
+                    raise ForkError(f"{SHIMS}/{made.name}: the overlay does not add: {line}")
+            device = made.stem.removeprefix("c_shim_")
+            if declared and (self.base.folder / "torch/lib" / f"libtorch_{device}.so").exists():
+                found.append(made.with_suffix(".cpp"))
+        return found
+
     def _select(self, fresh: Path, none: Path) -> dict[Path, bytes]:
         """Of all that was generated, what to compile or include: place below gen/ -> content."""
         aten, autograd = fresh / "ATen", fresh / "autograd"
         wanted = self._headers(fresh, none)
+        ops = sorted((aten / "ops").glob("*_ops.h"))
+        names = ", ".join(f'"{o.stem.removesuffix("_ops")}"' for o in ops)
+        wanted["private/graft_ops.h"] = OPS_HEADER % names
         files = {f"include/ATen/ops/{o.name}": o for o in (aten / "ops").glob("*.h")}
+        files |= {f"op/{s.name}": s for s in self._shims(fresh / "aoti")}
         # Of the sharded sources the unsharded "Everything"; of these, those that register.
         skip = re.compile(r".*_\d+\.cpp|(python_|ViewFuncs|Functions).*")
         registers = re.compile(r"^\s*m\.(impl|def)\(", re.M)
@@ -207,9 +247,15 @@ class Graft:
             "UPSTREAM": [self.upstream_library],
             "CXX11_ABI": [abi[1] if abi else 1],  # releases that say nothing have the new one
             "CXX_STANDARD": [standard[1]],
-            "INCLUDES": [self.stage / "torch" / "include", self.gen / "include"],
+            "INCLUDES": [
+                self.stage / "torch" / "include",
+                self.gen / "include",
+                self.gen / "private",
+            ],
+            # What torch's headers include (functorch's do) and no wheel of it has.
+            "NLOHMANN": [Path(nlohmann_json.__file__).parent / "include"],
             "GENERATED": [*op, *python],
-            "OP_SOURCES": [*op, *sorted(whole), CPP / "unpack.cpp"],
+            "OP_SOURCES": [*op, *sorted(whole), CPP / "unexported.cpp"],
             "CONTEXTS": [f"{context}|{edit}" for context, edit in sorted(self._contexts().items())],
             "PYTHON_SOURCES": [*python, CPP / "module.cpp"],
             "PYTHON_INCLUDE": [sysconfig.get_paths()["include"]],
