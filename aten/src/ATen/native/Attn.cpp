@@ -1,6 +1,6 @@
 #define TORCH_ASSERT_ONLY_METHOD_OPERATORS
 #include <ATen/core/Tensor.h>
-#include <c10/core/ScalarType.h>
+#include <ATen/native/Attn.h>
 
 #ifndef AT_PER_OPERATOR_HEADERS
 #include <ATen/Functions.h>
@@ -18,59 +18,10 @@
 
 namespace at::native {
 
-namespace {
-
-// q (m, d), k (n, d), v (n, e): 2-D, of one floating point or complex dtype, on
-// one device.
-void check_attn_inputs(const Tensor& q, const Tensor& k, const Tensor& v) {
-  TORCH_CHECK(
-      q.dim() == 2 && k.dim() == 2 && v.dim() == 2,
-      "attn: q, k and v must be 2-D, but got q: ",
-      q.sym_sizes(),
-      ", k: ",
-      k.sym_sizes(),
-      ", v: ",
-      v.sym_sizes());
-  TORCH_CHECK(
-      q.scalar_type() == k.scalar_type() && q.scalar_type() == v.scalar_type(),
-      "attn: q, k and v must have the same dtype, but got q: ",
-      q.scalar_type(),
-      ", k: ",
-      k.scalar_type(),
-      ", v: ",
-      v.scalar_type());
-  TORCH_CHECK(
-      isFloatingType(q.scalar_type()) || isComplexType(q.scalar_type()),
-      "attn: q, k and v must be floating point or complex, but got ",
-      q.scalar_type());
-  TORCH_CHECK(
-      q.device() == k.device() && q.device() == v.device(),
-      "attn: q, k and v must be on the same device, but got q: ",
-      q.device(),
-      ", k: ",
-      k.device(),
-      ", v: ",
-      v.device());
-  TORCH_SYM_CHECK(
-      q.sym_size(1).sym_eq(k.sym_size(1)),
-      "attn: q (m, d) and k (n, d) must have the same d, but got q: ",
-      q.sym_sizes(),
-      ", k: ",
-      k.sym_sizes());
-  TORCH_SYM_CHECK(
-      k.sym_size(0).sym_eq(v.sym_size(0)),
-      "attn: k (n, d) and v (n, e) must have the same n, but got k: ",
-      k.sym_sizes(),
-      ", v: ",
-      v.sym_sizes());
-}
-
-} // namespace
-
 // attn = tanh(q kᵀ), output = attn v
 std::tuple<Tensor, Tensor> attn(
     const Tensor& q, const Tensor& k, const Tensor& v) {
-  check_attn_inputs(q, k, v);
+  check_attn_inputs(q, k, v, q.sym_sizes(), k.sym_sizes(), v.sym_sizes());
   auto attn = at::matmul(q, k.mT()).tanh_();
   auto output = at::matmul(attn, v);
   return std::make_tuple(std::move(output), std::move(attn));

@@ -1,0 +1,121 @@
+#define TORCH_ASSERT_ONLY_METHOD_OPERATORS
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+
+#ifndef AT_PER_OPERATOR_HEADERS
+#include <ATen/Functions.h>
+#include <ATen/NativeFunctions.h>
+#else
+#include <ATen/ops/_attn_backward_native.h>
+#include <ATen/ops/attn_native.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/tanh_backward.h>
+#endif
+
+#include <array>
+#include <optional>
+#include <tuple>
+
+namespace at::native {
+
+namespace {
+
+// q (m, d), k (n, d), v (n, e): 2-D, of one floating point or complex dtype, on
+// one device.
+void check_attn_inputs(const Tensor& q, const Tensor& k, const Tensor& v) {
+  TORCH_CHECK(
+      q.dim() == 2 && k.dim() == 2 && v.dim() == 2,
+      "attn: q, k and v must be 2-D, but got q: ",
+      q.sym_sizes(),
+      ", k: ",
+      k.sym_sizes(),
+      ", v: ",
+      v.sym_sizes());
+  TORCH_CHECK(
+      q.scalar_type() == k.scalar_type() && q.scalar_type() == v.scalar_type(),
+      "attn: q, k and v must have the same dtype, but got q: ",
+      q.scalar_type(),
+      ", k: ",
+      k.scalar_type(),
+      ", v: ",
+      v.scalar_type());
+  TORCH_CHECK(
+      isFloatingType(q.scalar_type()) || isComplexType(q.scalar_type()),
+      "attn: q, k and v must be floating point or complex, but got ",
+      q.scalar_type());
+  TORCH_CHECK(
+      q.device() == k.device() && q.device() == v.device(),
+      "attn: q, k and v must be on the same device, but got q: ",
+      q.device(),
+      ", k: ",
+      k.device(),
+      ", v: ",
+      v.device());
+  TORCH_SYM_CHECK(
+      q.sym_size(1).sym_eq(k.sym_size(1)),
+      "attn: q (m, d) and k (n, d) must have the same d, but got q: ",
+      q.sym_sizes(),
+      ", k: ",
+      k.sym_sizes());
+  TORCH_SYM_CHECK(
+      k.sym_size(0).sym_eq(v.sym_size(0)),
+      "attn: k (n, d) and v (n, e) must have the same n, but got k: ",
+      k.sym_sizes(),
+      ", v: ",
+      v.sym_sizes());
+}
+
+} // namespace
+
+// attn = tanh(q kᵀ), output = attn v
+std::tuple<Tensor, Tensor> attn(
+    const Tensor& q, const Tensor& k, const Tensor& v) {
+  check_attn_inputs(q, k, v);
+  auto attn = at::matmul(q, k.mT()).tanh_();
+  auto output = at::matmul(attn, v);
+  return std::make_tuple(std::move(output), std::move(attn));
+}
+
+// Backward of attn for the gradients of both its outputs, G_o of output and G_a
+// of attn, either of which may be undefined, that is zero. With S̄ = (G_o vᴴ +
+// G_a) ∘ conj(1 - attn²):
+//   grad_q = S̄ conj(k), grad_k = S̄ᵀ conj(q), grad_v = attnᴴ G_o
+// A gradient that output_mask leaves out, or that is zero, comes back
+// undefined.
+std::tuple<Tensor, Tensor, Tensor> _attn_backward(
+    const std::optional<Tensor>& grad_output_opt,
+    const std::optional<Tensor>& grad_attn_opt,
+    const Tensor& q,
+    const Tensor& k,
+    const Tensor& v,
+    const Tensor& attn,
+    std::array<bool, 3> output_mask) {
+  const Tensor grad_output = grad_output_opt.value_or(Tensor());
+  const Tensor grad_attn = grad_attn_opt.value_or(Tensor());
+  Tensor grad_q, grad_k, grad_v;
+
+  if ((output_mask[0] || output_mask[1]) &&
+      (grad_output.defined() || grad_attn.defined())) {
+    Tensor grad = grad_attn;
+    if (grad_output.defined()) {
+      grad = at::matmul(grad_output, v.mH());
+      if (grad_attn.defined()) {
+        grad = grad.add(grad_attn);
+      }
+    }
+    const Tensor grad_scores = at::tanh_backward(grad, attn);
+    if (output_mask[0]) {
+      grad_q = at::matmul(grad_scores, k.conj());
+    }
+    if (output_mask[1]) {
+      grad_k = at::matmul(grad_scores.mT(), q.conj());
+    }
+  }
+  if (output_mask[2] && grad_output.defined()) {
+    grad_v = at::matmul(attn.mH(), grad_output);
+  }
+  return std::make_tuple(
+      std::move(grad_q), std::move(grad_k), std::move(grad_v));
+}
+
+} // namespace at::native
