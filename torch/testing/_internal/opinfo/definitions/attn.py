@@ -121,22 +121,6 @@ op_db: list[OpInfo] = [
             DecorateInfo(
                 unittest.expectedFailure, "TestFakeTensor", "test_fake_autocast"
             ),
-            # attn has no batch rule: vmap falls back to a loop
-            DecorateInfo(
-                unittest.expectedFailure,
-                "TestVmapOperatorsOpInfo",
-                "test_op_has_batch_rule",
-            ),
-            DecorateInfo(
-                unittest.expectedFailure,
-                "TestOperators",
-                "test_vmapvjp_has_batch_rule",
-            ),
-            DecorateInfo(
-                unittest.expectedFailure,
-                "TestOperators",
-                "test_vmapjvpall_has_batch_rule",
-            ),
         ),
     ),
 ]
