@@ -90,10 +90,42 @@ std::tuple<Tensor, Bdim, Tensor, Bdim> attn_batch_rule(
   return std::make_tuple(std::move(output), 0, std::move(attn), 0);
 }
 
+// Every sample has gradients of its own, also for an operand that they share.
+std::tuple<Tensor, Bdim, Tensor, Bdim, Tensor, Bdim> attn_backward_batch_rule(
+    const std::optional<Tensor>& grad_output,
+    Bdim grad_output_bdim,
+    const std::optional<Tensor>& grad_attn,
+    Bdim grad_attn_bdim,
+    const Tensor& q,
+    Bdim q_bdim,
+    const Tensor& k,
+    Bdim k_bdim,
+    const Tensor& v,
+    Bdim v_bdim,
+    const Tensor& attn,
+    Bdim attn_bdim,
+    std::array<bool, 3> output_mask) {
+  const auto x = with_samples_in_front(
+      {{grad_output.value_or(Tensor()), grad_output_bdim},
+       {grad_attn.value_or(Tensor()), grad_attn_bdim},
+       {q, q_bdim},
+       {k, k_bdim},
+       {v, v_bdim},
+       {attn, attn_bdim}});
+  auto [grad_q, grad_k, grad_v] =
+      at::_attn_backward(x[0], x[1], x[2], x[3], x[4], x[5], output_mask);
+  const auto bdim = [](const Tensor& x) {
+    return x.defined() ? Bdim(0) : std::nullopt;
+  };
+  return std::make_tuple(
+      grad_q, bdim(grad_q), grad_k, bdim(grad_k), grad_v, bdim(grad_v));
+}
+
 } // namespace
 
 TORCH_LIBRARY_IMPL(aten, FuncTorchBatched, m) {
   VMAP_SUPPORT(attn, attn_batch_rule);
+  VMAP_SUPPORT(_attn_backward, attn_backward_batch_rule);
 }
 
 } // namespace at::functorch

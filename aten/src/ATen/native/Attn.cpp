@@ -47,14 +47,16 @@ std::tuple<Tensor, Tensor, Tensor> _attn_backward(
 
   if ((output_mask[0] || output_mask[1]) &&
       (grad_output.defined() || grad_attn.defined())) {
-    Tensor grad = grad_attn;
+    Tensor grad_scores;
     if (grad_output.defined()) {
-      grad = at::matmul(grad_output, v.mH());
+      grad_scores = at::matmul(grad_output, v.mH());
       if (grad_attn.defined()) {
-        grad = grad.add(grad_attn);
+        grad_scores.add_(grad_attn);
       }
+      at::tanh_backward_out(grad_scores, grad_scores, attn);
+    } else {
+      grad_scores = at::tanh_backward(grad_attn, attn);
     }
-    const Tensor grad_scores = at::tanh_backward(grad, attn);
     if (output_mask[0]) {
       grad_q = at::matmul(grad_scores, k.conj());
     }

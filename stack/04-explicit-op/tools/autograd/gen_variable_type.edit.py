@@ -1,0 +1,2 @@
+# @@ before: "baddbmm",
+    "attn",
