@@ -1,6 +1,5 @@
 # mypy: ignore-errors
 
-import unittest
 from functools import partial
 
 import numpy as np
@@ -9,7 +8,6 @@ import torch
 from torch.testing import make_tensor
 from torch.testing._internal.common_dtype import floating_and_complex_types_and
 from torch.testing._internal.opinfo.core import (
-    DecorateInfo,
     ErrorInput,
     OpInfo,
     SampleInput,
@@ -115,12 +113,5 @@ op_db: list[OpInfo] = [
         check_batched_forward_grad=True,
         sample_inputs_func=sample_inputs_attn,
         error_inputs_func=error_inputs_attn,
-        skips=(
-            # attn is not among autocast's operators, so its kernel runs as it would
-            # without, and only the real tensors see what autocast does inside of it
-            DecorateInfo(
-                unittest.expectedFailure, "TestFakeTensor", "test_fake_autocast"
-            ),
-        ),
     ),
 ]

@@ -1,0 +1,3 @@
+// @@ only: source
+// @@ before: case aten::baddbmm:
+      case aten::attn:
