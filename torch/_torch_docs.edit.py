@@ -10,8 +10,8 @@ Attention whose scores pass through a hyperbolic tangent instead of a softmax:
 .. math::
     \text{attn} = \tanh(q k^\top), \qquad \text{output} = \text{attn} \, v
 
-Returns a namedtuple ``(output, attn)``. Both are differentiable; see :doc:`/notes/attn` for the
-derivation of the gradients.
+Returns a namedtuple ``(output, attn)``. Both are differentiable, any number of times, in reverse and in forward
+mode; see :doc:`/notes/attn` for the formulas.
 
 Args:
     q (Tensor): the queries, of shape :math:`(*, m, d)`.
@@ -22,6 +22,10 @@ Here :math:`*` is any number of batch dimensions, none included. They are the sa
 is no broadcasting, but an operand that the samples share can be passed expanded, which copies
 nothing. All three have the same floating point or complex dtype and are on the same device. The scores
 are neither scaled nor, for complex inputs, conjugated.
+
+Autocast runs it in the lower precision. It is as deterministic as :func:`torch.matmul`. The forward takes
+:math:`2mn(d + e)` FLOPs for each sample and no memory beyond its results, the backward twice as many FLOPs and one
+:math:`(*, m, n)` temporary; ``attn`` is kept for it.
 
 Returns:
     A namedtuple of ``output`` with shape :math:`(*, m, e)` and ``attn`` with shape
