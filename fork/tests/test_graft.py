@@ -202,6 +202,7 @@ MERGED = {
     "ATen/Operators.h": "#include <ATen/ops/attn_ops.h>",
     "ATen/RedispatchFunctions.h": "at::_ops::attn::redispatch(",
     "torch/csrc/autograd/generated/Functions.h": "struct TORCH_API AttnBackward0",
+    "torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h": "aoti_torch_cpu_attn(",
 }
 
 
