@@ -19,8 +19,7 @@ Args:
     v (Tensor): the values, of shape :math:`(*, n, e)`.
 
 Here :math:`*` is any number of batch dimensions, none included. They are the same for all three: there
-is no broadcasting, but an operand that the samples share can be passed expanded, which copies
-nothing. All three have the same floating point or complex dtype and are on the same device. The scores
+is no broadcasting, but an operand that the samples share can be passed expanded. All three have the same floating point or complex dtype and are on the same device. The scores
 are neither scaled nor, for complex inputs, conjugated.
 
 Autocast runs it in the lower precision. It is as deterministic as :func:`torch.matmul`. The forward takes
