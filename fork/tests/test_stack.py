@@ -133,7 +133,9 @@ def test_debts(repo):
     write_files(
         repo,
         {
-            "stack/01-implicit/test/test_vmap.edit.py": f"# @@ after: xfail('x'),\n{held}xfail('attn'),\n",
+            "stack/01-implicit/test/test_vmap.edit.py": (
+                f"# @@ after: xfail('x'),\n{held}xfail('attn'),\n"
+            ),
             "stack/01-implicit/commit.md": message(
                 ["aten/src/ATen/native/Attn.cpp", NATIVE, "test/test_vmap.edit.py"]
             ),
