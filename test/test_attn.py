@@ -347,31 +347,44 @@ def copied_elements(run):
     )
 
 
+def rule(dtype, plain, reference, case, ranks=1):
+    """How far from ``reference`` a result in ``dtype`` may be.
+
+    Twice as far as ``plain``, the same computation in ``dtype``. That may be exact by
+    luck, and in float64 it is the reference itself. There is a floor, then: what rounding
+    may do to the largest entry, once to ``dtype`` on each rank, and in the accumulator
+    once for every term of the sums, which never go across a batch. Half and bfloat16
+    accumulate in float.
+    """
+    wide = torch.float if dtype in (torch.half, torch.bfloat16) else dtype
+    terms = case.m + case.d + case.n + case.e
+    eps = torch.finfo(dtype).eps * ranks + terms * torch.finfo(wide).eps
+    return 2 * (plain - reference).abs().max() + eps * reference.abs().max()
+
+
 class AttnTestCase(TestCase):
     """What the tests of attn share."""
 
     def assert_within_rule(self, actual, plain, reference, case):
-        """At most twice as far from ``reference`` as ``plain``, give or take a floor.
-
-        ``plain`` is the same computation in the same dtype. It may be exact by luck,
-        and in float64 it is the reference itself. The floor is then what rounding may
-        do to the largest entry: once to the dtype, and in the accumulator once for
-        every term of the sums, which never go across a batch. Half and bfloat16
-        accumulate in float.
-        """
-        dtype = plain.dtype
-        wide = torch.float if dtype in (torch.half, torch.bfloat16) else dtype
-        terms = case.m + case.d + case.n + case.e
-        eps = torch.finfo(dtype).eps + terms * torch.finfo(wide).eps
-
+        """At most twice as far from ``reference`` as ``plain``, give or take a floor."""
         self.assertEqual(actual.shape, reference.shape)
-        self.assertEqual(actual.dtype, dtype)
+        self.assertEqual(actual.dtype, plain.dtype)
         self.assertEqual(actual.device, plain.device)
         if reference.numel() == 0:
             return
+        dtype = plain.dtype
         actual, plain, reference = widen((actual, plain, reference))
-        bound = 2 * (plain - reference).abs().max() + eps * reference.abs().max()
+        bound = rule(dtype, plain, reference, case)
         self.assertLessEqual((actual - reference).abs().max().item(), bound.item())
+
+    def assert_bitwise(self, actual, expected):
+        """The same values, None just where expected; NaN is equal to NaN."""
+        actual, expected = list(actual), list(expected)
+        self.assertEqual(len(actual), len(expected))
+        for x, y in zip(actual, expected):
+            self.assertEqual(x is None, y is None)
+            if x is not None:
+                self.assertEqual(x, y, rtol=0, atol=0)
 
     def assert_all_within_rule(self, actual, plain, reference, case):
         """The same for each of RESULTS, None just where ``reference`` is None."""

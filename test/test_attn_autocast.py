@@ -6,7 +6,15 @@ from itertools import product
 
 import torch
 from attn_function import tangents
-from test_attn import by_case, by_case_in, Case, evaluate, SMALL
+from test_attn import (
+    attn_composed,
+    AttnTestCase,
+    by_case,
+    by_case_in,
+    Case,
+    evaluate,
+    SMALL,
+)
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.autocast_test_lists import (
     AutocastCPUTestLists,
@@ -16,7 +24,7 @@ from torch.testing._internal.common_device_type import (
     dtypes,
     instantiate_device_type_tests,
 )
-from torch.testing._internal.common_utils import parametrize, run_tests, TestCase
+from torch.testing._internal.common_utils import parametrize, run_tests
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
@@ -41,11 +49,6 @@ def explicit(dtype):
     return lambda *inputs: torch.attn(*(cast(x, dtype) for x in inputs))
 
 
-def composed(q, k, v):
-    attn = torch.tanh(torch.bmm(q, k.mT))
-    return torch.bmm(attn, v), attn
-
-
 class CountCasts(TorchDispatchMode):
     """How often the values of ``x`` are cast."""
 
@@ -59,7 +62,7 @@ class CountCasts(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class TestAttnAutocast(TestCase):
+class TestAttnAutocast(AttnTestCase):
     def autocast(self, device, dtype=None, **kwargs):
         return torch.autocast(torch.device(device).type, dtype=dtype, **kwargs)
 
@@ -71,15 +74,6 @@ class TestAttnAutocast(TestCase):
                 return op(*inputs)
 
         return run
-
-    def assert_bitwise(self, actual, expected):
-        actual, expected = list(actual), list(expected)
-        self.assertEqual(len(actual), len(expected))
-        for x, y in zip(actual, expected):
-            self.assertEqual(x is None, y is None)
-            if x is not None:
-                self.assertEqual(x.dtype, y.dtype)
-                self.assertEqual(x, y, rtol=0, atol=0)
 
     @by_case
     @dtypes(*LOW)
@@ -100,7 +94,9 @@ class TestAttnAutocast(TestCase):
             inputs = [x.to(y) for x, y in zip(made, mixed)]
             with self.subTest(dtypes=mixed):
                 try:
-                    expected = self.under_autocast(device, dtype, composed)(*inputs)
+                    expected = self.under_autocast(device, dtype, attn_composed)(
+                        *inputs
+                    )
                 except RuntimeError:
                     with self.assertRaisesRegex(RuntimeError, "the same dtype"):
                         self.under_autocast(device, dtype)(*inputs)
@@ -156,7 +152,7 @@ class TestAttnAutocast(TestCase):
         inputs, _ = BATCHED.make("meta", torch.float)
         actual, expected = (
             self.under_autocast(device, torch.bfloat16, op)(*inputs)
-            for op in (torch.attn, composed)
+            for op in (torch.attn, attn_composed)
         )
         self.assertEqual([x.dtype for x in actual], [x.dtype for x in expected])
 

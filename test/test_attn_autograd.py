@@ -124,14 +124,16 @@ def tangents_of_gradients(op, inputs, grads, u, *, along, used):
         return [None if x is None else forward_ad.unpack_dual(x).tangent for x in found]
 
 
-def outputs_of(op):
-    """``op`` with a plain tuple, which torch.func takes gradients and tangents for."""
-    return lambda *inputs: tuple(op(*inputs))
+def outputs_of(op, used=OUTPUTS):
+    """``op`` with a plain tuple of the outputs that are used."""
+    return lambda *inputs: tuple(
+        x for name, x in zip(OUTPUTS, op(*inputs)) if name in used
+    )
 
 
-def pullback(op):
-    """The gradients as a function of the inputs and of the outputs' gradients."""
-    return lambda *x: vjp(outputs_of(op), *x[:3])[1](tuple(x[3:]))
+def pullback(op, used=OUTPUTS):
+    """The gradients as a function of the inputs and of the used outputs' gradients."""
+    return lambda *x: vjp(outputs_of(op, used), *x[:3])[1](tuple(x[3:]))
 
 
 def pushforward(op):

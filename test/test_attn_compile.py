@@ -22,6 +22,7 @@ from functorch.compile import (
 )
 from test_attn import (
     attn_composed,
+    AttnTestCase,
     by_case,
     by_case_in,
     Case,
@@ -50,7 +51,6 @@ from torch.testing._internal.common_utils import (
     parametrize,
     run_tests,
     subtest,
-    TestCase,
 )
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
@@ -148,19 +148,10 @@ def to_fake(mode, tensors):
     return [mode.from_tensor(x, static_shapes=mode.shape_env is None) for x in tensors]
 
 
-class CompileTestCase(TestCase):
+class CompileTestCase(AttnTestCase):
     def setUp(self):
         super().setUp()
         torch._dynamo.reset()
-
-    def assert_bitwise(self, actual, expected):
-        """The same values, None just where expected; NaN is equal to NaN."""
-        actual, expected = list(actual), list(expected)
-        self.assertEqual(len(actual), len(expected))
-        for x, y in zip(actual, expected):
-            self.assertEqual(x is None, y is None)
-            if x is not None:
-                self.assertEqual(x, y, rtol=0, atol=0)
 
 
 class TestAttnMeta(CompileTestCase):

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 from attn_function import double_backward, gradients, INPUTS, OUTPUTS
+from test_attn import attn_composed, rule
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
@@ -28,11 +29,6 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 NONE = "-"  # no gradient
 # What each rank of a mesh dimension has of a Partial tensor: in all, the tensor.
 PARTS = {2: (2, -1), 4: (2, -1, 0.5, -0.5)}
-
-
-def plain_attn(q, k, v):
-    attn = torch.tanh(q @ k.mT)
-    return attn @ v, attn
 
 
 def placements(letters: str, ndim: int) -> list[Placement]:
@@ -195,7 +191,7 @@ class TestAttnSharding(TestCase):
         for wanted, used in product(WANTED, USED):
             with self.subTest(wanted=wanted, used=used):
                 actual = gradients(torch.attn, inputs, placed, wanted, used)
-                expected = gradients(plain_attn, tensors, grads, wanted, used)
+                expected = gradients(attn_composed, tensors, grads, wanted, used)
                 found = [None if x is None else x.full_tensor() for x in actual]
                 self.assertEqual(found, expected)
 
@@ -350,22 +346,17 @@ class AttnProcesses(MultiProcessTestCase):
     def assert_within_rule(self, actual, plain, reference, sizes, what):
         """At most twice as far from ``reference`` as ``plain``, give or take a floor.
 
-        The rule of test_attn.py, but each rank's term of a sum is rounded too. A rank
-        looks at its own part: gathering all would take most of the time.
+        A rank looks at its own part: gathering all would take most of the time.
         """
         if reference is None:
             self.assertIsNone(actual, msg=what)
             return
-        dtype = plain.dtype
-        wide = torch.float if dtype == torch.bfloat16 else dtype
-        terms = sizes.m + sizes.d + sizes.n + sizes.e
-        eps = torch.finfo(dtype).eps * self.world_size + terms * torch.finfo(wide).eps
         self.assertIsInstance(actual, DTensor, msg=what)
         self.assertEqual(actual.shape, reference.shape, msg=what)
-        self.assertEqual(actual.dtype, dtype, msg=what)
+        self.assertEqual(actual.dtype, plain.dtype, msg=what)
         actual = summed(actual)
         error = actual.to_local().to(reference) - part(reference, actual)
-        bound = 2 * (plain - reference).abs().max() + eps * reference.abs().max()
+        bound = rule(plain.dtype, plain, reference, sizes, ranks=self.world_size)
         worst = max(error.abs().flatten().tolist(), default=0.0)
         self.assertLessEqual(worst, bound.item(), msg=what)
 
@@ -381,8 +372,8 @@ class AttnProcesses(MultiProcessTestCase):
             (*op(*x), *gradients(op, x, y, case.wanted, case.used))
             for op, x, y in (
                 (torch.attn, placed, given),
-                (plain_attn, inputs, grads),
-                (plain_attn, *([x.to(exact) for x in y] for y in (inputs, grads))),
+                (attn_composed, inputs, grads),
+                (attn_composed, *([x.to(exact) for x in y] for y in (inputs, grads))),
             )
         ]
         names = (*OUTPUTS, *(f"grad_{name}" for name in INPUTS))
@@ -406,7 +397,7 @@ class AttnProcesses(MultiProcessTestCase):
                     [place(x, mesh, whole) for x in grads],
                     [place(x, mesh, whole) for x in u],
                 )
-                expected = double_backward(plain_attn, inputs, grads, u)
+                expected = double_backward(attn_composed, inputs, grads, u)
                 for i, (x, y) in enumerate(zip(actual, expected)):
                     self.assert_within_rule(x, y, y, sizes, f"result {i}")
 
@@ -420,7 +411,7 @@ class AttnProcesses(MultiProcessTestCase):
         for letters in ("R R R", "b b b", "r R R", "R r r", "b r c"):
             with self.case(f"backward(), {letters} on {mesh}"):
                 plain = [x.clone().requires_grad_() for x in inputs]
-                loss(*plain_attn(*plain)).backward()
+                loss(*attn_composed(*plain)).backward()
                 leaves = [
                     place(x, mesh, y).detach().requires_grad_()
                     for x, y in zip(inputs, letters.split())

@@ -19,6 +19,7 @@ from test_attn import (
     SMALL_BATCH,
     USED,
 )
+from test_attn_autograd import outputs_of, pullback
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from torch.testing._internal.common_device_type import (
     dtypes,
@@ -79,17 +80,6 @@ def over_samples(op):
     return vmap if op is torch.attn else loop
 
 
-def outputs_of(op, used=OUTPUTS):
-    """``op`` with a plain tuple of the outputs that are used."""
-    return lambda *inputs: tuple(
-        x for name, x in zip(OUTPUTS, op(*inputs)) if name in used
-    )
-
-
-def values(op):
-    return outputs_of(op)
-
-
 def flatten(blocks):
     """The tensors of tuples of tuples."""
     if isinstance(blocks, torch.Tensor):
@@ -100,11 +90,6 @@ def flatten(blocks):
 def loss(op):
     """A scalar that no output enters linearly."""
     return lambda *inputs: sum(x.square().sum() for x in op(*inputs))
-
-
-def pullback(op, used=OUTPUTS):
-    """The gradients as a function of the inputs and of the used outputs' gradients."""
-    return lambda *x: vjp(outputs_of(op, used), *x[:3])[1](tuple(x[3:]))
 
 
 ARGNUMS = (0, 1, 2)
@@ -186,7 +171,7 @@ class TestAttnVmap(AttnTestCase):
     @by_case_in((SMALL, SMALL_BATCH, TWO_DIMS))
     @dtypes(torch.float, torch.cfloat)
     def test_values(self, device, dtype, case, in_dims):
-        self.assert_maps(values, case, in_dims, make(case, device, dtype, in_dims))
+        self.assert_maps(outputs_of, case, in_dims, make(case, device, dtype, in_dims))
 
     @by_case
     @dtypes(torch.float, torch.bfloat16)
@@ -194,7 +179,7 @@ class TestAttnVmap(AttnTestCase):
         for in_dims in dims_of(3, 0):
             with self.subTest(in_dims=in_dims):
                 args = make(case, device, dtype, in_dims, 2)
-                self.assert_maps(values, case, in_dims, args)
+                self.assert_maps(outputs_of, case, in_dims, args)
 
     @by_dims(0, 1, -1)
     @by_case_in((SMALL, SMALL_BATCH, TWO_DIMS))
@@ -262,7 +247,7 @@ class TestAttnVmap(AttnTestCase):
             column[0] if dim is None else torch.stack(column)
             for column, dim in zip(zip(*inputs), (*outer, 0, 0))
         ]
-        for function, args in ((values, inputs[:3]), (pullback, inputs)):
+        for function, args in ((outputs_of, inputs[:3]), (pullback, inputs)):
             more = (0,) * (len(args) - 3)
 
             def compute(op, args, function=function, more=more):
@@ -422,7 +407,7 @@ class TestAttnVmap(AttnTestCase):
         for x, y in zip(results, alone):
             self.assertEqual(x.shape, (size, *y.shape))
         if size == 1:
-            self.assert_maps(values, case, in_dims, [x.float() for x in args])
+            self.assert_maps(outputs_of, case, in_dims, [x.float() for x in args])
 
     # Where the rest of torch.func meets it.
 

@@ -18,27 +18,26 @@ TORCH_LIBRARY_IMPL(aten, AutocastCPU, m) {
 
 // The lists of autocast_mode.h, to which autocast_mode.edit.h adds. Upstream
 // has registered its own operators already; the rest are ours.
-#define GRAFT_KERNEL(DEVICE, POLICY, OP, ...)                  \
-  if constexpr (graft::is_ours(#OP)) {                         \
-    KERNEL(c10::DeviceType::DEVICE, OP, ##__VA_ARGS__, POLICY) \
+#define GRAFT_KERNEL(POLICY, OP, ...)              \
+  if constexpr (graft::is_ours(#OP)) {             \
+    KERNEL(device_type, OP, ##__VA_ARGS__, POLICY) \
   }
-#define GRAFT_CUDA_LOWER(...) \
-  GRAFT_KERNEL(CUDA, lower_precision_fp, __VA_ARGS__)
-#define GRAFT_CUDA_FP32(...) GRAFT_KERNEL(CUDA, fp32, __VA_ARGS__)
-#define GRAFT_CUDA_PROMOTE(...) GRAFT_KERNEL(CUDA, promote, __VA_ARGS__)
-#define GRAFT_XPU_LOWER(...) GRAFT_KERNEL(XPU, lower_precision_fp, __VA_ARGS__)
-#define GRAFT_XPU_FP32(...) GRAFT_KERNEL(XPU, fp32, __VA_ARGS__)
-#define GRAFT_XPU_PROMOTE(...) GRAFT_KERNEL(XPU, promote, __VA_ARGS__)
+#define GRAFT_LOWER(...) GRAFT_KERNEL(lower_precision_fp, __VA_ARGS__)
+#define GRAFT_FP32(...) GRAFT_KERNEL(fp32, __VA_ARGS__)
+#define GRAFT_PROMOTE(...) GRAFT_KERNEL(promote, __VA_ARGS__)
+#define GRAFT_LISTS                         \
+  AT_FORALL_LOWER_PRECISION_FP(GRAFT_LOWER) \
+  AT_FORALL_FP32(GRAFT_FP32)                \
+  AT_FORALL_PROMOTE(GRAFT_PROMOTE)
 
-TORCH_LIBRARY_IMPL(aten, Autocast, m){
-    // CUDA's
-    AT_FORALL_LOWER_PRECISION_FP(GRAFT_CUDA_LOWER)
-        AT_FORALL_FP32(GRAFT_CUDA_FP32) AT_FORALL_PROMOTE(GRAFT_CUDA_PROMOTE)}
+TORCH_LIBRARY_IMPL(aten, Autocast, m) {
+  constexpr auto device_type = c10::DeviceType::CUDA;
+  GRAFT_LISTS
+}
 
 TORCH_LIBRARY_IMPL(aten, AutocastXPU, m) {
-  AT_FORALL_LOWER_PRECISION_FP(GRAFT_XPU_LOWER)
-  AT_FORALL_FP32(GRAFT_XPU_FP32)
-  AT_FORALL_PROMOTE(GRAFT_XPU_PROMOTE)
+  constexpr auto device_type = c10::DeviceType::XPU;
+  GRAFT_LISTS
 }
 
 } // namespace at::autocast

@@ -150,80 +150,40 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> attn_double_backward(
   return std::make_tuple(w_grad_output, w_grad_attn, w_q, w_k, w_v, w_attn);
 }
 
-// S̄ = G ∘ conj(1 - attn²) and its tangent, with G = G_o vᴴ + G_a:
+// The tangent of grad_q = S̄ conj(k) for x = k, or with transpose that of
+// grad_k = S̄ᵀ conj(q) for x = q; with S̄ = G ∘ conj(1 - attn²) and G = G_o vᴴ +
+// G_a:
+//   grad_q_t = S̄_t conj(x) + S̄ conj(x_t)
 //   S̄_t = G_t ∘ conj(1 - attn²) - 2 G ∘ conj(attn ∘ attn_t)
 //   G_t = G_o_t vᴴ + G_o v_tᴴ + G_a_t
-static std::pair<Tensor, Tensor> attn_grad_scores_jvp(
+Tensor attn_backward_jvp(
     const Tensor& grad_output_p,
     const Tensor& grad_output_t,
     const Tensor& grad_attn_p,
     const Tensor& grad_attn_t,
+    const Tensor& x_p,
+    const Tensor& x_t,
     const Tensor& v_p,
     const Tensor& v_t,
     const Tensor& attn_p,
-    const Tensor& attn_t) {
+    const Tensor& attn_t,
+    bool transpose) {
   const auto slope = (1 - attn_p * attn_p).conj();
   const auto grad = attn_grad(grad_output_p, grad_attn_p, v_p);
   const auto grad_t = attn_add(
       attn_grad(grad_output_t, grad_attn_t, v_p),
       attn_matmul(grad_output_p, attn_mH(v_t)));
-  return std::make_pair(
-      attn_mul(grad, slope),
-      attn_add(
-          attn_mul(grad_t, slope),
-          attn_mul(grad, attn_conj(attn_mul(-2 * attn_p, attn_t)))));
-}
-
-// grad_q_t = S̄_t conj(k) + S̄ conj(k_t)
-Tensor attn_backward_q_jvp(
-    const Tensor& grad_output_p,
-    const Tensor& grad_output_t,
-    const Tensor& grad_attn_p,
-    const Tensor& grad_attn_t,
-    const Tensor& k_p,
-    const Tensor& k_t,
-    const Tensor& v_p,
-    const Tensor& v_t,
-    const Tensor& attn_p,
-    const Tensor& attn_t) {
-  const auto [grad_scores_p, grad_scores_t] = attn_grad_scores_jvp(
-      grad_output_p,
-      grad_output_t,
-      grad_attn_p,
-      grad_attn_t,
-      v_p,
-      v_t,
-      attn_p,
-      attn_t);
+  auto scores_p = attn_mul(grad, slope);
+  auto scores_t = attn_add(
+      attn_mul(grad_t, slope),
+      attn_mul(grad, attn_conj(attn_mul(-2 * attn_p, attn_t))));
+  if (transpose) {
+    scores_p = attn_mT(scores_p);
+    scores_t = attn_mT(scores_t);
+  }
   return attn_add(
-      attn_matmul(grad_scores_t, k_p.conj()),
-      attn_matmul(grad_scores_p, attn_conj(k_t)));
-}
-
-// grad_k_t = S̄_tᵀ conj(q) + S̄ᵀ conj(q_t)
-Tensor attn_backward_k_jvp(
-    const Tensor& grad_output_p,
-    const Tensor& grad_output_t,
-    const Tensor& grad_attn_p,
-    const Tensor& grad_attn_t,
-    const Tensor& q_p,
-    const Tensor& q_t,
-    const Tensor& v_p,
-    const Tensor& v_t,
-    const Tensor& attn_p,
-    const Tensor& attn_t) {
-  const auto [grad_scores_p, grad_scores_t] = attn_grad_scores_jvp(
-      grad_output_p,
-      grad_output_t,
-      grad_attn_p,
-      grad_attn_t,
-      v_p,
-      v_t,
-      attn_p,
-      attn_t);
-  return attn_add(
-      attn_matmul(attn_mT(grad_scores_t), q_p.conj()),
-      attn_matmul(attn_mT(grad_scores_p), attn_conj(q_t)));
+      attn_matmul(scores_t, x_p.conj()),
+      attn_matmul(scores_p, attn_conj(x_t)));
 }
 
 // grad_v_t = attn_tᴴ G_o + attnᴴ G_o_t
