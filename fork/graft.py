@@ -44,6 +44,8 @@ SHIMS = "torch/csrc/inductor/aoti_torch/generated"
 # Where the wheel has the headers that the generator writes. Not those of ATen/core/: the interned
 # strings are numbered there, and libtorch_cpu was compiled with the wheel's numbers.
 HEADERS = {"ATen": "ATen", "autograd": "torch/csrc/autograd/generated"}
+# The folder whose sources are compiled for several sets of instructions.
+CPU_KERNELS = "aten/src/ATen/native/cpu/"
 # For the graft's own sources: which operators are ours.
 OPS_HEADER = """#pragma once
 
@@ -115,7 +117,7 @@ class Graft:
         files = {p.relative_to(self.root).as_posix(): p for p in ours}
         for path, file in self.tree.items():
             target = target_of(path) or path
-            if wheel_place(target) or target.endswith(".cpp"):  # not, say, a test
+            if wheel_place(target) or is_source(target):  # not, say, a test
                 files[path] = file
         for path, file in sorted(files.items()):
             digest.update(f"{path}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
@@ -221,7 +223,7 @@ class Graft:
         found = {}
         for path, file in self.tree.items():
             target = target_of(path)
-            if target is None or not target.endswith(".cpp"):
+            if target is None or not is_source(target):
                 continue
             if not Edit.parse(path, file.read_text()).holds(self.base.upstream):
                 continue
@@ -235,7 +237,8 @@ class Graft:
 
     def configuration(self) -> str:
         """What CMakeLists.txt includes: the sources, and how the base was compiled."""
-        whole = [f for p, f in self.tree.items() if p.endswith(".cpp") and target_of(p) is None]
+        whole = {p: f for p, f in self.tree.items() if is_source(p) and target_of(p) is None}
+        kernels = [f for p, f in whole.items() if p.startswith(CPU_KERNELS)]
         op = sorted((self.gen / "op").glob("*.cpp"))
         python = sorted((self.gen / "python").glob("*.cpp"))
         abi = re.search(r"_GLIBCXX_USE_CXX11_ABI=(\d)", self.base.cmake("Torch/TorchConfig.cmake"))
@@ -255,7 +258,8 @@ class Graft:
             # What torch's headers include (functorch's do) and no wheel of it has.
             "NLOHMANN": [Path(nlohmann_json.__file__).parent / "include"],
             "GENERATED": [*op, *python],
-            "OP_SOURCES": [*op, *sorted(whole), CPP / "unexported.cpp"],
+            "OP_SOURCES": [*op, *sorted({*whole.values()} - {*kernels}), CPP / "unexported.cpp"],
+            "CPU_KERNELS": sorted(kernels),
             "CONTEXTS": [f"{context}|{edit}" for context, edit in sorted(self._contexts().items())],
             "PYTHON_SOURCES": [*python, CPP / "module.cpp"],
             "PYTHON_INCLUDE": [sysconfig.get_paths()["include"]],
@@ -324,6 +328,11 @@ class Graft:
             file = self.stage / place
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text((self.base.folder / place).read_text().rstrip("\n") + "\n\n" + ours)
+
+
+def is_source(path: str) -> bool:
+    """Whether it is C++ of PyTorch's libraries: not, say, of a benchmark."""
+    return path.endswith(".cpp") and path.startswith(("aten/", "torch/"))
 
 
 def mirror(wanted: dict[Path, bytes], folder: Path) -> None:
