@@ -22,9 +22,11 @@ Here :math:`*` is any number of batch dimensions, none included. They are the sa
 is no broadcasting, but an operand that the samples share can be passed expanded. All three have the same floating point or complex dtype and are on the same device. The scores
 are neither scaled nor, for complex inputs, conjugated.
 
-Autocast runs it in the lower precision. It is as deterministic as :func:`torch.matmul`. The forward takes
-:math:`2mn(d + e)` FLOPs for each sample and no memory beyond its results, the backward twice as many FLOPs and one
-:math:`(*, m, n)` temporary; ``attn`` is kept for it.
+Autocast runs it in the lower precision. The forward takes :math:`2mn(d + e)` FLOPs for each sample, the backward
+twice as many; ``attn`` is kept for it. On a CPU, for floating point dtypes, each is one kernel, whose results don't
+depend on the number of threads, and neither needs a temporary as large as ``attn``. Elsewhere the operator is
+composed of its products and tanh, is as deterministic as :func:`torch.matmul`, and the backward needs one
+:math:`(*, m, n)` temporary.
 
 Returns:
     A namedtuple of ``output`` with shape :math:`(*, m, e)` and ``attn`` with shape

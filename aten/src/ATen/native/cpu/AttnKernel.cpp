@@ -1,0 +1,484 @@
+#define TORCH_ASSERT_ONLY_METHOD_OPERATORS
+#include <ATen/native/cpu/AttnKernel.h>
+
+#include <ATen/Dispatch.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/native/cpu/AttnBrgemmTiles.h>
+#include <ATen/native/cpu/AttnFmaTiles.h>
+#include <ATen/native/cpu/AttnLoopTiles.h>
+#include <ATen/native/cpu/AttnTiles.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/util/irange.h>
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <thread>
+#include <type_traits>
+
+namespace at::native {
+
+namespace {
+
+// The matrices of a tensor, whose batch dimensions have any strides. Empty ones
+// if the tensor is undefined.
+template <typename S>
+class Batch {
+ public:
+  explicit Batch(const Tensor& x) : x_(x.defined() ? &x : nullptr) {
+    if (x_ != nullptr) {
+      if constexpr (std::is_const_v<S>) {
+        data_ = x.const_data_ptr<std::remove_const_t<S>>();
+      } else {
+        data_ = x.mutable_data_ptr<S>();
+      }
+    }
+  }
+
+  explicit operator bool() const {
+    return x_ != nullptr;
+  }
+
+  Matrix<S> operator[](int64_t index) const {
+    if (x_ == nullptr) {
+      return {};
+    }
+    const auto sizes = x_->sizes();
+    const auto strides = x_->strides();
+    const auto dim = x_->dim() - 2;
+    S* data = data_;
+    for (auto i = dim - 1; i > 0; --i) {
+      data += index % sizes[i] * strides[i];
+      index /= sizes[i];
+    }
+    if (dim > 0) {
+      data += index * strides[0];
+    }
+    return {data, sizes[dim], sizes[dim + 1], strides[dim], strides[dim + 1]};
+  }
+
+ private:
+  const Tensor* x_;
+  S* data_ = nullptr;
+};
+
+// The shape of a call: (batch, m, d), (batch, n, d), (batch, n, e).
+struct Shape {
+  int64_t batch, m, n, d, e;
+
+  Shape(const Tensor& q, const Tensor& v, const Tensor& attn)
+      : m(q.size(-2)), n(v.size(-2)), d(q.size(-1)), e(v.size(-1)) {
+    batch = m * n == 0 ? 0 : attn.numel() / (m * n);
+  }
+  // The multiplications of attn's two products, and what each sample costs
+  // besides.
+  double work() const {
+    return batch * (static_cast<double>(m) * n * (d + e) + 1000);
+  }
+};
+
+// Memory for each of some threads.
+template <typename T>
+class Scratch {
+ public:
+  Scratch(int64_t threads, int64_t size)
+      : size_(round_up(size, 64)),
+        memory_(c10::GetCPUAllocator()->allocate(threads * size_ * sizeof(T))) {
+  }
+
+  T* operator[](int64_t thread) const {
+    return static_cast<T*>(memory_.get()) + thread * size_;
+  }
+
+ private:
+  int64_t size_;
+  c10::DataPtr memory_;
+};
+
+// Where the sums of a result's tiles are added: in the result itself or, if it
+// is of lower precision, in memory of their own.
+template <typename T, typename S>
+class Totals {
+ public:
+  explicit Totals(int64_t size) : memory_(1, std::is_same_v<T, S> ? 0 : size) {}
+
+  // For the part of `result` that begins with element `begin`.
+  T* operator()(const Matrix<S>& result, int64_t begin) const {
+    if constexpr (std::is_same_v<T, S>) {
+      return result.data;
+    } else {
+      return memory_[0] + begin;
+    }
+  }
+
+ private:
+  Scratch<T> memory_;
+};
+
+// task(i, thread) for i = 0, 1, ...: each thread takes the next i that none has
+// taken, or several if there are many, so a task can wait for those before it.
+// `failed` tells the others of one that has thrown.
+template <typename F>
+void in_order(
+    int64_t tasks, int64_t threads, std::atomic<bool>& failed, const F& task) {
+  const auto step = std::max<int64_t>(1, tasks / (64 * threads));
+  std::atomic<int64_t> next{0};
+  const auto work = [&](int64_t thread) {
+    for (;;) {
+      const auto i = next.fetch_add(step, std::memory_order_relaxed);
+      if (i >= tasks) {
+        break;
+      }
+      for (const auto j : c10::irange(i, std::min(i + step, tasks))) {
+        task(j, thread);
+      }
+    }
+  };
+  at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
+    for (const auto thread : c10::irange(begin, end)) {
+      try {
+        work(thread);
+      } catch (...) {
+        failed = true;
+        throw;
+      }
+    }
+  });
+}
+
+// Whose turn it is, at each of some places. Nobody waits once a task has
+// failed.
+class Turns {
+ public:
+  Turns(int64_t places, const std::atomic<bool>& failed)
+      : turns_(new std::atomic<int64_t>[places]), failed_(failed) {
+    for (const auto i : c10::irange(places)) {
+      turns_[i].store(0, std::memory_order_relaxed);
+    }
+  }
+  void wait(int64_t place, int64_t turn) const {
+    for (int tries = 0;
+         turns_[place].load(std::memory_order_acquire) != turn && !failed_;
+         ++tries) {
+      if (tries > 1000) {
+        std::this_thread::yield();
+      }
+    }
+  }
+  void next(int64_t place) {
+    turns_[place].fetch_add(1, std::memory_order_release);
+  }
+
+ private:
+  std::unique_ptr<std::atomic<int64_t>[]> turns_;
+  const std::atomic<bool>& failed_;
+};
+
+// As many threads as there is work for.
+int64_t threads_for(double work) {
+  constexpr double WORK_OF_ONE = 1 << 18;
+  if (at::in_parallel_region()) {
+    return 1;
+  }
+  return std::clamp<int64_t>(
+      static_cast<int64_t>(std::min(work / WORK_OF_ONE, 1e6)),
+      1,
+      at::get_num_threads());
+}
+
+template <typename S, typename Tiles>
+void attn_by(
+    const Shape& shape,
+    const Tensor& output_tensor,
+    const Tensor& attn_tensor,
+    const Tensor& q_tensor,
+    const Tensor& k_tensor,
+    const Tensor& v_tensor) {
+  using T = typename Tiles::T;
+  const Batch<const S> q_batch(q_tensor), k_batch(k_tensor), v_batch(v_tensor);
+  const Batch<S> output_batch(output_tensor), attn_batch(attn_tensor);
+  const auto batch = shape.batch, m = shape.m, n = shape.n;
+  const auto d = shape.d, e = shape.e;
+  const auto threads = threads_for(shape.work());
+
+  // The rows of a task: all threads shall have some, but k and v are packed for
+  // each task, and the sums of its rows shall stay in a cache.
+  constexpr int64_t MIN_ROWS = 96, MAX_ROWS = 1024, MAX_SUMS = 1 << 18;
+  const auto tasks_wanted =
+      threads == 1
+          ? 1
+          : threads * std::clamp<int64_t>(batch * m / (threads * 256), 1, 4);
+  auto rows = at::divup(m, at::divup(tasks_wanted, batch));
+  rows = std::min({rows, MAX_ROWS, MAX_SUMS / (e + 1)});
+  rows = std::min(
+      round_up(std::max(rows, MIN_ROWS), Tiles::ROW_STEP),
+      round_up(m, Tiles::ROW_STEP));
+  const auto row_groups = at::divup(m, rows);
+  // If this leaves threads idle, a task is one block of columns.
+  const auto blocks = at::divup(n, ATTN_BLOCK);
+  const bool wide = batch * row_groups < threads && blocks > 1;
+  const auto col_groups = wide ? blocks : 1;
+
+  // A small attn may be read soon.
+  constexpr size_t STREAMED = 16 << 20;
+  const bool stream =
+      attn_tensor.nbytes() > STREAMED &&
+      reinterpret_cast<uintptr_t>(attn_tensor.const_data_ptr()) % 64 == 0 &&
+      n * sizeof(S) % 64 == 0;
+  const bool direct = std::is_same_v<T, S> && !wide;
+  const auto sums_size = direct ? 0 : round_up(rows * e, 64);
+  const Scratch<T> scratch(
+      threads, sums_size + Tiles::forward_scratch(rows, n, d, e));
+  const Totals<T, S> totals(wide ? batch * m * e : 0);
+  std::atomic<bool> failed{false};
+  Turns turns(wide ? batch * row_groups : 0, failed);
+
+  in_order(
+      batch * row_groups * col_groups,
+      threads,
+      failed,
+      [&](int64_t task, int64_t thread) {
+        const auto col_group = task % col_groups;
+        const auto place = task / col_groups;
+        const auto i = place % row_groups * rows;
+        const auto b = place / row_groups;
+        const auto task_rows = std::min(rows, m - i);
+        const auto q = q_batch[b].block(i, 0, task_rows, d);
+        const auto k = k_batch[b];
+        const auto v = v_batch[b];
+        const auto attn = attn_batch[b];
+        const auto output = output_batch[b].block(i, 0, task_rows, e);
+
+        T* sums = scratch[thread];
+        Tiles tiles(sums + sums_size, n, d, e);
+        if constexpr (std::is_same_v<T, S>) {
+          sums = direct ? output.data : sums;
+        }
+        const auto begin = wide ? col_group * ATTN_BLOCK : 0;
+        const auto end = wide ? std::min(n, begin + ATTN_BLOCK) : n;
+        for (int64_t j = begin; j < end; j += ATTN_BLOCK) {
+          const auto cols = std::min(ATTN_BLOCK, n - j);
+          tiles.forward(
+              j == begin,
+              q,
+              k.block(j, 0, cols, d),
+              v.block(j, 0, cols, e),
+              attn.block(i, j, task_rows, cols),
+              stream,
+              sums);
+        }
+        if (wide) {
+          T* total = totals(output, (b * m + i) * e);
+          turns.wait(place, col_group);
+          add_sum(col_group == 0, total, sums, task_rows * e);
+          sums = total;
+        }
+        if (!std::is_same_v<T, S> && col_group == col_groups - 1) {
+          convert(output.data, sums, task_rows * e);
+        }
+        if (wide) {
+          turns.next(place);
+        }
+      });
+}
+
+template <typename S, typename Tiles>
+void attn_backward_by(
+    const Shape& shape,
+    const Tensor& grad_q_tensor,
+    const Tensor& grad_k_tensor,
+    const Tensor& grad_v_tensor,
+    const Tensor& grad_output_tensor,
+    const Tensor& grad_attn_tensor,
+    const Tensor& q_tensor,
+    const Tensor& k_tensor,
+    const Tensor& v_tensor,
+    const Tensor& attn_tensor) {
+  using T = typename Tiles::T;
+  const Batch<S> grad_q_batch(grad_q_tensor), grad_k_batch(grad_k_tensor),
+      grad_v_batch(grad_v_tensor);
+  const Batch<const S> grad_output_batch(grad_output_tensor),
+      grad_attn_batch(grad_attn_tensor), q_batch(q_tensor), k_batch(k_tensor),
+      v_batch(v_tensor), attn_batch(attn_tensor);
+  const auto batch = shape.batch, m = shape.m, n = shape.n;
+  const auto d = shape.d, e = shape.e;
+
+  // Tiles are as large as they may be, but so that there are at least 4 x 3 for
+  // threads to share, if these are worth packing k and v for them. Their size
+  // depends on the shape only, lest the sums depend on the number of threads.
+  constexpr int64_t MIN_ROWS = 48, MAX_ROWS = 192, ROW_STEP = 4, COL_STEP = 96;
+  const auto rows = round_up(
+      std::max(
+          at::divup(m, std::max<int64_t>(4, at::divup(m, MAX_ROWS))),
+          std::min(m, MIN_ROWS)),
+      ROW_STEP);
+  const auto block_cols =
+      std::min(ATTN_BLOCK, round_up(at::divup(n, 3), COL_STEP));
+  const auto row_blocks = at::divup(m, rows);
+  const auto col_blocks = at::divup(n, block_cols);
+  // A task is a row block or, if that leaves threads idle, one tile.
+  const auto threads = threads_for(2 * shape.work());
+  const auto col_groups = batch * row_blocks < threads ? col_blocks : 1;
+  const auto group_blocks = at::divup(col_blocks, col_groups);
+
+  const Scratch<T> scratch(threads, Tiles::backward_scratch(rows, n, d, e));
+  // A row block's grad_q is done when its task is, unless others add to it.
+  const bool own_rows = col_groups == 1;
+  const Totals<T, S> q_totals(
+      grad_q_batch ? (own_rows ? threads * rows : batch * m) * d : 0);
+  const Totals<T, S> k_totals(grad_k_batch ? batch * n * d : 0);
+  const Totals<T, S> v_totals(grad_v_batch ? batch * n * e : 0);
+  std::atomic<bool> failed{false};
+  Turns q_turns(batch * row_blocks, failed);
+  Turns k_turns(batch * col_blocks, failed),
+      v_turns(batch * col_blocks, failed);
+
+  in_order(
+      batch * row_blocks * col_groups,
+      threads,
+      failed,
+      [&](int64_t task, int64_t thread) {
+        const auto col_group = task % col_groups;
+        const auto row_place = task / col_groups;
+        const auto row_block = row_place % row_blocks;
+        const auto b = row_place / row_blocks;
+        const auto i = row_block * rows;
+        const auto task_rows = std::min(rows, m - i);
+        const auto k = k_batch[b];
+        const auto v = v_batch[b];
+        const auto attn = attn_batch[b];
+        const auto grad_attn = grad_attn_batch[b];
+        const auto grad_q = grad_q_batch[b].block(i, 0, task_rows, d);
+
+        Tiles tiles(scratch[thread], rows, n, d, e);
+        tiles.start_rows(
+            q_batch[b].block(i, 0, task_rows, d),
+            grad_output_batch[b].block(
+                i, 0, task_rows, grad_output_batch ? e : 0));
+        const auto last_block =
+            std::min(col_blocks, (col_group + 1) * group_blocks);
+        for (auto block = col_group * group_blocks; block < last_block;
+             ++block) {
+          const auto j = block * block_cols;
+          const auto cols = std::min(block_cols, n - j);
+          tiles.start_tile(
+              grad_q_batch || grad_k_batch,
+              grad_attn.block(i, j, task_rows, cols),
+              v.block(j, 0, cols, e),
+              attn.block(i, j, task_rows, cols));
+          if (grad_q_batch) {
+            T* total =
+                q_totals(grad_q, (own_rows ? thread * rows : b * m + i) * d);
+            q_turns.wait(row_place, block);
+            tiles.add_grad_q(block == 0, k.block(j, 0, cols, d), total);
+            if (!std::is_same_v<T, S> && block == col_blocks - 1) {
+              convert(grad_q.data, total, task_rows * d);
+            }
+            q_turns.next(row_place);
+          }
+          const auto col_place = b * col_blocks + block;
+          const bool last = row_block == row_blocks - 1;
+          if (grad_k_batch) {
+            k_turns.wait(col_place, row_block);
+            const auto grad_k = grad_k_batch[b].block(j, 0, cols, d);
+            T* total = k_totals(grad_k, (b * n + j) * d);
+            tiles.add_grad_k(row_block == 0, total);
+            if (!std::is_same_v<T, S> && last) {
+              Tiles::finish_block(grad_k, total);
+            }
+            k_turns.next(col_place);
+          }
+          if (grad_v_batch) {
+            v_turns.wait(col_place, row_block);
+            const auto grad_v = grad_v_batch[b].block(j, 0, cols, e);
+            T* total = v_totals(grad_v, (b * n + j) * e);
+            tiles.add_grad_v(row_block == 0, total);
+            if (!std::is_same_v<T, S> && last) {
+              Tiles::finish_block(grad_v, total);
+            }
+            v_turns.next(col_place);
+          }
+        }
+      });
+}
+
+// f(the class of tiles for this shape)
+template <typename S, typename F>
+void with_tiles(const Shape& shape, const F& f) {
+  if (LoopTiles<S>::fits(shape.m, shape.n, shape.d, shape.e)) {
+    return f(static_cast<LoopTiles<S>*>(nullptr));
+  }
+#if defined(CPU_CAPABILITY_AVX512)
+  if constexpr (!std::is_same_v<S, at::opmath_type<S>>) {
+    if (BrgemmTiles<S>::fits(shape.m, shape.n, shape.d, shape.e)) {
+      return f(static_cast<BrgemmTiles<S>*>(nullptr));
+    }
+  }
+#endif
+  f(static_cast<FmaTiles<S>*>(nullptr));
+}
+
+void attn_kernel(
+    const Tensor& output,
+    const Tensor& attn,
+    const Tensor& q,
+    const Tensor& k,
+    const Tensor& v) {
+  const Shape shape(q, v, attn);
+  if (shape.batch == 0) { // no attn: a sum without terms
+    output.zero_();
+    return;
+  }
+  AT_DISPATCH_FLOATING_TYPES_AND2(
+      kBFloat16, kHalf, q.scalar_type(), "attn", [&] {
+        with_tiles<scalar_t>(shape, [&](auto* tiles) {
+          attn_by<scalar_t, std::remove_pointer_t<decltype(tiles)>>(
+              shape, output, attn, q, k, v);
+        });
+      });
+}
+
+void attn_backward_kernel(
+    const Tensor& grad_q,
+    const Tensor& grad_k,
+    const Tensor& grad_v,
+    const Tensor& grad_output,
+    const Tensor& grad_attn,
+    const Tensor& q,
+    const Tensor& k,
+    const Tensor& v,
+    const Tensor& attn) {
+  const Shape shape(q, v, attn);
+  if (shape.batch == 0) {
+    for (const auto& grad : {grad_q, grad_k, grad_v}) {
+      if (grad.defined()) {
+        grad.zero_();
+      }
+    }
+    return;
+  }
+  AT_DISPATCH_FLOATING_TYPES_AND2(
+      kBFloat16, kHalf, q.scalar_type(), "_attn_backward", [&] {
+        with_tiles<scalar_t>(shape, [&](auto* tiles) {
+          attn_backward_by<scalar_t, std::remove_pointer_t<decltype(tiles)>>(
+              shape,
+              grad_q,
+              grad_k,
+              grad_v,
+              grad_output,
+              grad_attn,
+              q,
+              k,
+              v,
+              attn);
+        });
+      });
+}
+
+} // namespace
+
+ALSO_REGISTER_AVX512_DISPATCH(attn_stub, &attn_kernel)
+ALSO_REGISTER_AVX512_DISPATCH(attn_backward_stub, &attn_backward_kernel)
+
+} // namespace at::native

@@ -1,0 +1,249 @@
+#pragma once
+
+#include <ATen/cpu/vec/vec.h>
+
+// tanh of the vectors that a kernel of attn has in its registers, for all x.
+//
+//   function           lanes   with     largest error  found
+//   attn_tanh          float   AVX512   1.4 ULP        1.31, of all floats
+//                              AVX2     1.8 ULP        1.74, of all floats
+//                              neither  2 ULP          1.34, of all floats
+//   attn_tanh          double  AVX512   1 ULP          0.93, of 5 * 10^7
+//                              AVX2     1 ULP, SLEEF's
+//                              neither  the library's
+//   attn_tanh_reduced  float   any      2^-14.6 tanh   2^-14.69, of all floats
+//
+// All are odd to the bit, keep NaN and the sign of zero, and nowhere exceed 1,
+// which they reach, attn_tanh_reduced once it is rounded.
+//
+// The constants are those of minimax approximations.
+// tools/attn_tanh_coefficients.py derives them, and checks those below.
+
+namespace at::native {
+inline namespace CPU_CAPABILITY {
+
+// clang-format off
+alignas(64) constexpr float attn_tanh_avx512[6][32] = {
+    {1.52050781f, 1.75469971f, 2.00341797f, 2.24560547f, 2.52929688f,
+     2.7097168f, 3.04248047f, 3.19921875f, 3.62322998f, 4.08572388f,
+     4.60354614f, 5.10247803f, 5.5480957f, 6.16238403f, 6.64279175f,
+     7.21893311f, 7.85961914f, 8.66521263f, 0.f, 0.095123291f, 0.155563354f,
+     0.215759277f, 0.278778076f, 0.345428467f, 0.439956665f, 0.567718506f,
+     0.688842773f, 0.804168701f, 0.95123291f, 1.05082703f, 1.18199158f,
+     1.30961609f},
+    {0.908786118f, 0.941908062f, 0.964268267f, 0.977834284f, 0.987371266f,
+     0.991179764f, 0.995456636f, 0.99667722f, 0.998575628f, 0.999434948f,
+     0.999799371f, 0.999926031f, 0.999969661f, 0.999991119f, 0.999996603f,
+     0.999998927f, 0.999999702f, 0.99999994f, 0.f, 0.0948374197f, 0.154320508f,
+     0.212472454f, 0.271773785f, 0.332315058f, 0.413608521f, 0.513681769f,
+     0.597238064f, 0.666360855f, 0.74034071f, 0.782127678f, 0.828078568f,
+     0.86417824f},
+    {0.174107894f, 0.112808928f, 0.0701863468f, 0.0438398123f, 0.0250978954f,
+     0.0175626874f, 0.00906610116f, 0.00663455157f, 0.00284625613f,
+     0.00112966402f, 0.000401161204f, 0.000147913466f, 6.06773356e-05f,
+     1.77592665e-05f, 6.79415962e-06f, 2.14690363e-06f, 5.944691e-07f,
+     1.18977134e-07f, 1.f, 0.991005838f, 0.976185143f, 0.954855442f,
+     0.926138997f, 0.88956672f, 0.828927994f, 0.736131251f, 0.643306971f,
+     0.555963457f, 0.451895744f, 0.388276398f, 0.314285994f, 0.253196031f},
+    {-0.158230767f, -0.106255226f, -0.0676777884f, -0.0428692251f,
+     -0.0247767735f, -0.017411042f, -0.00902280584f, -0.00661378214f,
+     -0.0028424263f, -0.00113025215f, -0.000401344732f, -0.000148004299f,
+     -6.07708898e-05f, -1.77381335e-05f, -6.79036839e-06f, -2.1420949e-06f,
+     -5.95851191e-07f, -1.19758468e-07f, 5.94260518e-06f, -0.0939831659f,
+     -0.150645301f, -0.202881172f, -0.251700699f, -0.29561612f, -0.342851251f,
+     -0.37814039f, -0.384208828f, -0.370465249f, -0.334566295f, -0.30367583f,
+     -0.260251671f, -0.218806043f},
+    {0.0857316405f, 0.0625518933f, 0.0419574864f, 0.0273822602f, 0.0161313713f,
+     0.0114080505f, 0.00596251385f, 0.00437494507f, 0.00191887538f,
+     0.000761381641f, 0.000271258003f, 0.000100047379f, 4.06396211e-05f,
+     1.19924462e-05f, 4.59850889e-06f, 1.4248825e-06f, 4.2257949e-07f,
+     8.06165943e-08f, -0.333910882f, -0.321278423f, -0.302016139f,
+     -0.275079131f, -0.240236863f, -0.198247492f, -0.134535506f, -0.051338356f,
+     0.0147280293f, 0.061279539f, 0.0969041064f, 0.107947513f, 0.110629655f,
+     0.104621246f},
+    {-0.0247660149f, -0.0234684944f, -0.0178979933f, -0.0123437382f,
+     -0.00806800183f, -0.00511515653f, -0.00318585197f, -0.0019633905f,
+     -0.000949445996f, -0.000351911352f, -0.000129818014f, -4.78057591e-05f,
+     -1.75933073e-05f, -6.47310253e-06f, -2.38144139e-06f, -8.76099591e-07f,
+     -2.04184204e-07f, -3.23150822e-08f, 0.0159642659f, 0.06024611f,
+     0.0967882425f, 0.127077088f, 0.149725243f, 0.164001554f, 0.169603392f,
+     0.153336436f, 0.119558655f, 0.0800045505f, 0.0434437394f, 0.0145317661f,
+     -0.00552576268f, -0.0176393427f},
+};
+
+alignas(64) constexpr float attn_tanh_avx2[9][8] = {
+    {1.73760986f, 2.77819824f, 4.29046631f, 6.32324219f, 8.31737041f, 0.f,
+     0.501464844f, 0.993896484f},
+    {0.939948797f, 0.992304385f, 0.999624789f, 0.999993563f, 0.999999881f, 0.f,
+     0.463268399f, 0.759018898f},
+    {0.11649619f, 0.0153320096f, 0.000750232546f, 1.28729407e-05f,
+     2.38563047e-07f, 1.f, 0.78538239f, 0.423890322f},
+    {-0.10949713f, -0.0152140278f, -0.000750620326f, -1.28845659e-05f,
+     -2.38733207e-07f, -3.82815273e-08f, -0.363842398f, -0.321741194f},
+    {0.06409356f, 0.0099862013f, 0.000500530761f, 8.60807449e-06f,
+     1.59550709e-07f, -0.333330452f, -0.0932413489f, 0.10291066f},
+    {-0.023810979f, -0.00483787665f, -0.000246528594f, -4.24385917e-06f,
+     -7.88325067e-08f, -7.09875894e-05f, 0.164437726f, 0.0291700345f},
+    {0.00353876082f, 0.00181373453f, 9.71286208e-05f, 1.65225015e-06f,
+     3.05044274e-08f, 0.134124413f, -0.0274922531f, -0.0470060743f},
+    {0.00258596684f, -0.000525906915f, -3.76291937e-05f, -6.51724747e-07f,
+     -1.19090515e-08f, -0.00424197316f, -0.0491194203f, 0.0179346874f},
+    {-0.00206157356f, 0.0001006694f, 1.14051118e-05f, 2.17093486e-07f,
+     4.15482537e-09f, -0.0444774292f, 0.0260501709f, 0.0030550966f},
+};
+
+constexpr float attn_tanh_small[5] = {
+    -0.333332807f, 0.133314416f, -0.0537397079f, 0.020639047f, -0.00570493238f
+};
+
+constexpr float attn_tanh_p[3] = {
+    16466.6973f, 1908.06311f, 26.0717049f
+};
+
+constexpr float attn_tanh_q[4] = {
+    16466.6973f, 7396.62695f, 296.548828f, 1.f
+};
+
+alignas(64) constexpr double attn_tanh_angles[3][16] = {
+    {2.2380464480874318, 3.3147199453551912, 4.4108435792349727,
+     5.5039959016393443, 6.6173668032786885, 7.7085211748633879,
+     8.7960040983606564, 9.8852459016393439, 11.557889344262295,
+     13.741939890710382, 15.888729508196722, 18.021843032786887, 0., 0.,
+     0.82587561344192895, 1.4221396857923496},
+    {0.97750043393769892, 0.99736167950723853, 0.99970504491466816,
+     0.99996686303698845, 0.99999642515311971, 0.99999959682509865,
+     0.9999999541944713, 0.99999999481421509, 0.99999999981720056,
+     0.99999999999768296, 0.99999999999996836, 0.99999999999999956, 0., 0.,
+     0.67825518659082173, 0.89004444361009405},
+    {0.044492901651610309, 0.0052696802505004152, 0.0005898231721613137,
+     6.627282796477956e-05, 7.1496809810584036e-06, 8.0634964015676429e-07,
+     9.1611055308604e-08, 1.0371569798332394e-08, 3.6559888446874372e-10,
+     4.6340707599369485e-12, 6.3282684152650359e-14, 8.8814939765069675e-16, 1.,
+     1., 0.53996990186264959, 0.20782088839879811},
+};
+
+constexpr double attn_tanh_series[12] = {
+    -0.33333333333332399, 0.13333333333208372, -0.053968253910111737,
+    0.021869487184872739, -0.0088632172430398934, 0.0035919718408876852,
+    -0.0014549542170468831, 0.00058668311748872508, -0.0002305145348836908,
+    8.1991098069192817e-05, -2.2187773289528269e-05, 3.1531978187269784e-06
+};
+// clang-format on
+
+#if defined(CPU_CAPABILITY_AVX512)
+
+// tanh(a) = p(a - c), where a = |x|, and c and the polynomial p are those of
+// the interval of a: eight of equal width for each power of two of a + 0.625,
+// whose leading bits then are an index.
+inline vec::Vectorized<float> attn_tanh(vec::Vectorized<float> x) {
+  using Vec = vec::Vectorized<float>;
+  const Vec a = vec::clamp_max(x.abs(), Vec(9.2f));
+  const __m512i i = _mm512_srli_epi32(_mm512_castps_si512(a + Vec(0.625f)), 20);
+  const auto at_i = [i](const float (&row)[32]) -> Vec {
+    return _mm512_permutex2var_ps(
+        _mm512_load_ps(row), i, _mm512_load_ps(row + 16));
+  };
+  const auto& [c, c0, c1, c2, c3, c4] = attn_tanh_avx512;
+  const Vec t = a - at_i(c);
+  Vec p = vec::fmadd(at_i(c4), t, at_i(c3));
+  p = vec::fmadd(p, t, at_i(c2));
+  p = vec::fmadd(p, t, at_i(c1));
+  p = vec::fmadd(p, t, at_i(c0));
+  return p | (x & Vec(-0.f));
+}
+
+#elif defined(CPU_CAPABILITY_AVX2)
+
+// The same with two intervals for each power of two of a + 0.75.
+inline vec::Vectorized<float> attn_tanh(vec::Vectorized<float> x) {
+  using Vec = vec::Vectorized<float>;
+  const Vec a = vec::clamp_max(x.abs(), Vec(9.2f));
+  const __m256i i = _mm256_srli_epi32(_mm256_castps_si256(a + Vec(0.75f)), 22);
+  const auto at_i = [i](const float (&row)[8]) -> Vec {
+    return _mm256_permutevar8x32_ps(_mm256_load_ps(row), i);
+  };
+  const auto& [c, c0, c1, c2, c3, c4, c5, c6, c7] = attn_tanh_avx2;
+  const Vec t = a - at_i(c);
+  Vec p = vec::fmadd(at_i(c7), t, at_i(c6));
+  p = vec::fmadd(p, t, at_i(c5));
+  p = vec::fmadd(p, t, at_i(c4));
+  p = vec::fmadd(p, t, at_i(c3));
+  p = vec::fmadd(p, t, at_i(c2));
+  p = vec::fmadd(p, t, at_i(c1));
+  p = vec::fmadd(p, t, at_i(c0));
+  return p | (x & Vec(-0.f));
+}
+
+#else
+
+// tanh(a) = a + a^3 p(a^2) where a = |x| is small, else 1 - 2 / (exp(2 a) + 1)
+inline vec::Vectorized<float> attn_tanh(vec::Vectorized<float> x) {
+  using Vec = vec::Vectorized<float>;
+  const Vec a = x.abs();
+  const Vec u = a * a;
+  const auto& c = attn_tanh_small;
+  Vec p = vec::fmadd(Vec(c[4]), u, Vec(c[3]));
+  p = vec::fmadd(p, u, Vec(c[2]));
+  p = vec::fmadd(p, u, Vec(c[1]));
+  p = vec::fmadd(p, u, Vec(c[0]));
+  const Vec small = vec::fmadd(a * u, p, a);
+  const Vec large = Vec(1.f) - Vec(2.f) / ((a + a).exp() + Vec(1.f));
+  return Vec::blendv(small, large, a > Vec(0.625f)) | (x & Vec(-0.f));
+}
+
+#endif
+
+// tanh(x) = x p(x^2) / q(x^2), for a result that is then rounded to half or
+// bfloat16: in half it is off by 0.51 ULP at most.
+inline vec::Vectorized<float> attn_tanh_reduced(vec::Vectorized<float> x) {
+  using Vec = vec::Vectorized<float>;
+  const Vec a = vec::clamp(x, Vec(-5.5f), Vec(5.5f));
+  const Vec u = a * a;
+  const auto& p = attn_tanh_p;
+  const auto& q = attn_tanh_q;
+  const Vec numerator =
+      vec::fmadd(vec::fmadd(Vec(p[2]), u, Vec(p[1])), u, Vec(p[0]));
+  // Its leading coefficient is 1.
+  const Vec denominator =
+      vec::fmadd(vec::fmadd(u + Vec(q[2]), u, Vec(q[1])), u, Vec(q[0]));
+  return a * numerator / denominator;
+}
+
+#if defined(CPU_CAPABILITY_AVX512)
+
+// tanh(c + t) = T + (1 - T^2) s / (1 + T s), where T = tanh(c) and
+// s = tanh(t) = t + t^3 r(t^2), with the c of the interval of |x| = c + t:
+// eight for each power of two of 0.915 |x| + 6.455, from 0.596 on, so that T is
+// more than half.
+inline vec::Vectorized<double> attn_tanh(vec::Vectorized<double> x) {
+  using Vec = vec::Vectorized<double>;
+  const Vec a = vec::clamp_max(x.abs(), Vec(19.1));
+  const __m512i i = _mm512_srli_epi64(
+      _mm512_castpd_si512(vec::fmadd(a, Vec(0.915), Vec(6.455))), 49);
+  const auto at_i = [i](const double (&row)[16]) -> Vec {
+    return _mm512_permutex2var_pd(
+        _mm512_load_pd(row), i, _mm512_load_pd(row + 8));
+  };
+  const auto& [c, tanh_c, derivative] = attn_tanh_angles;
+  const Vec t = a - at_i(c);
+  const Vec u = t * t;
+  Vec r = attn_tanh_series[11];
+  for (int j = 10; j >= 0; --j) {
+    r = vec::fmadd(r, u, Vec(attn_tanh_series[j]));
+  }
+  const Vec s = vec::fmadd(t * u, r, t);
+  const Vec T = at_i(tanh_c);
+  const Vec p = T + at_i(derivative) * s / vec::fmadd(T, s, Vec(1.));
+  return p | (x & Vec(-0.));
+}
+
+#else
+
+inline vec::Vectorized<double> attn_tanh(vec::Vectorized<double> x) {
+  return x.tanh();
+}
+
+#endif
+
+} // namespace CPU_CAPABILITY
+} // namespace at::native

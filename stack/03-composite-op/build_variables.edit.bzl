@@ -1,0 +1,2 @@
+# @@ before: "aten/src/ATen/native/AveragePool2d.cpp",
+    "aten/src/ATen/native/Attn.cpp",

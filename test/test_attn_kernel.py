@@ -1,0 +1,709 @@
+# Owner(s): ["module: cpu"]
+
+import ctypes
+import hashlib
+import json
+import mmap
+import os
+import re
+import subprocess
+import sys
+import unittest
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import combinations, product
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from attn_function import gradients, INPUTS, OUTPUTS
+from test_attn import (
+    attn_composed,
+    AttnTestCase,
+    BATCH_LAYOUTS,
+    by_case_in,
+    Case,
+    copied_elements,
+    evaluate,
+    GRADIENTS,
+    LAYOUTS,
+    RESULTS,
+    rule,
+    SMALL,
+    USED,
+    widen,
+)
+from torch.testing._internal.common_device_type import (
+    dtypes,
+    instantiate_device_type_tests,
+    largeTensorTest,
+)
+from torch.testing._internal.common_utils import (
+    IS_LINUX,
+    parametrize,
+    run_tests,
+    subtest,
+)
+
+
+aten = torch.ops.aten
+GIVEN = *INPUTS, "grad_output", "grad_attn"
+by_dtype = dtypes(torch.float, torch.double, torch.bfloat16, torch.half)
+
+
+def sized(m, n, d, e, *batch):
+    return Case("_".join(map(str, (*batch, m, n, d, e))), m, d, n, e, batch=batch)
+
+
+def around(*sizes):
+    return [size + i for size in sizes for i in (-1, 0, 1)]
+
+
+# The kernel works on blocks of rows and columns, parts of sums, vectors and pairs of numbers,
+# and differently on few numbers. Here are all tails of each of these.
+SIZES = (
+    *(sized(m, 7, 5, 6) for m in (*range(1, 14), *around(24, 48, 96, 144, 192, 240))),
+    *(sized(m, 33, 17, 19) for m in around(16, 96, 192, 769)),
+    *(sized(5, n, 3, 4) for n in (1, 2, *around(8, 16, 32, 64, 96, 192, 288, 576))),
+    *(sized(18, n, 16, 21) for n in around(32, 96, 192, 288, 384)),
+    *(sized(5, 7, d, 3) for d in (0, 1, 2, *around(16, 32, 288), 600, 20000)),
+    *(sized(19, 35, d, 16) for d in around(16, 64, 288, 1024)),
+    *(sized(5, 7, 3, e) for e in (0, 1, 2, *around(16, 32, 288), 600, 20000)),
+    *(sized(19, 34, 17, e) for e in around(16, 64, 288, 1024)),
+    *(sized(m, n, 2, 2) for m, n in ((1, 1), (1, 64), (64, 1), (8, 8), (5, 13))),
+    *(sized(3, 5, d, e) for d, e in ((1, 16), (16, 1), (7, 9), (0, 17), (17, 0))),
+    sized(1, 1, 600, 600),
+    sized(1, 20000, 9, 8),
+    sized(3, 20000, 1, 2),
+    sized(20000, 1, 9, 8),
+    sized(20000, 3, 2, 1),
+    sized(300, 300, 1, 1),
+    sized(97, 289, 289, 31),
+    sized(97, 289, 31, 289),
+    sized(205, 300, 300, 310),
+    sized(2, 3, 4, 5, 200),
+    sized(13, 33, 17, 9, 7),
+    sized(17, 33, 17, 19, 7),
+    sized(1, 289, 5, 6, 2, 3),
+    sized(50, 600, 40, 20, 3),
+)
+# A few, in which the kernels of all instruction sets differ, to be run with each.
+EDGES = [
+    case._replace(name=f"edges_{case.name}")
+    for case in (
+        *(sized(m, 35, 7, 5) for m in (1, 2, 3, 4, 6, 7, 12, 13)),
+        *(sized(4, n, 600, 3) for n in (1, 9, 31, 33)),
+        *(sized(13, 600, 3, e) for e in (1, 7, 15, 33, 300)),
+        sized(3, 5, 4, 6),
+        sized(16, 32, 16, 16),
+        sized(17, 97, 18, 19),
+        sized(50, 289, 17, 64),
+        sized(97, 300, 33, 35, 2),
+    )
+]
+# attn is too large for caches, which the kernel may then write it past.
+PAST_CACHES = (
+    sized(2200, 4128, 16, 17),
+    sized(1100, 4097, 3, 2),
+)
+by_size = by_case_in((*SIZES, *EDGES))
+by_edge = by_case_in(EDGES)
+# Enough for several threads, whether they share out rows, columns or samples.
+SHARED = (
+    sized(1, 20000, 16, 16),
+    sized(13, 9001, 9, 8),
+    sized(9001, 3, 20, 20),
+    sized(500, 600, 33, 7),
+    sized(60, 601, 300, 290),
+    sized(61, 290, 33, 35, 5),
+    sized(20, 20001, 16, 17),
+    sized(9001, 33, 20, 20),
+    sized(3, 7, 40, 30, 300),
+    sized(3, 4, 5, 6, 5000),
+)
+# One that is small, one whose sizes are odd and one whose sizes are even.
+VARIED = (
+    sized(3, 4, 5, 6, 3, 2),
+    sized(27, 301, 35, 37, 3, 2),
+    sized(26, 300, 36, 38, 3, 2),
+)
+# By how much memory grows: attn is large, all else is not.
+LARGE = (
+    (sized(8192, 8192, 64, 64), torch.float),
+    (sized(4096, 4096, 64, 64), torch.double),
+    (sized(8192, 8192, 64, 64), torch.bfloat16),
+    (sized(8192, 8192, 64, 64), torch.half),
+    (sized(64, 2**18, 16, 16), torch.float),
+    (sized(2**18, 64, 16, 16), torch.float),
+)
+# Each contains those before it.
+CAPABILITIES = ("DEFAULT", "AVX2", "AVX512")
+MODULE = os.path.splitext(os.path.basename(__file__))[0]
+
+
+def ternary(*sizes):
+    return torch.randint(-1, 2, sizes).double()
+
+
+def sparse(*sizes):
+    """One or two numbers in each row; together they reach the last columns."""
+    x = torch.zeros(sizes, dtype=torch.double)
+    *batch, rows, cols = sizes
+    if x.numel() > 0:
+        columns = -1 - torch.arange(rows), torch.randint(cols, (rows,))
+        index = torch.stack(columns, -1).remainder(cols).expand(*batch, rows, 2)
+        x.scatter_(-1, index, 2 * torch.randint(2, index.shape).double() - 1)
+    return x
+
+
+def exact(case, dtype):
+    """Inputs and gradients of which every sum is exact in float, in any order.
+
+    A score is 0, or so far from it that attn is -1 or 1; so 1 - attn**2 is 1 or 0. Before
+    the last sums all numbers are exact in bfloat16 too.
+    """
+    m, d, n, e = case.m, case.d, case.n, case.e
+    tensors = [
+        factor * make(*case.batch, *sizes)
+        for factor, make, sizes in (
+            (1, sparse, (m, d)),
+            (32, ternary, (n, d)),
+            (1, ternary, (n, e)),
+            (1, sparse, (m, e)),
+            (1, ternary, (m, n)),
+        )
+    ]
+    tensors = [x.to(dtype) for x in tensors]
+    return tensors[:3], tensors[3:]
+
+
+def narrow(tensors, dtype):
+    return [None if x is None else x.to(dtype) for x in tensors]
+
+
+def higher(x):
+    """A NumPy array of a higher precision."""
+    wide = np.longdouble if x.dtype == torch.double else np.double
+    return x.detach().double().numpy().astype(wide)
+
+
+def reference(inputs, grads, used=OUTPUTS):
+    """RESULTS in a higher precision."""
+    q, k, v, *grads = map(higher, (*inputs, *grads))
+    grad_output, grad_attn = (
+        grad * (name in used) for name, grad in zip(OUTPUTS, grads)
+    )
+    attn = np.tanh(q @ k.swapaxes(-1, -2))
+    grad_scores = (grad_output @ v.swapaxes(-1, -2) + grad_attn) * (1 - attn * attn)
+    return (
+        attn @ v,
+        attn,
+        grad_scores @ k,
+        grad_scores.swapaxes(-1, -2) @ q,
+        attn.swapaxes(-1, -2) @ grad_output if "output" in used else None,
+    )
+
+
+def compact(x):
+    """A copy of x, row after row."""
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def both_ways(q, k, v, grad_output, grad_attn, attn):
+    """RESULTS of the two operators, which are given the arguments as they are."""
+    grads = aten._attn_backward(
+        grad_output, grad_attn, q, k, v, attn, (True, True, True)
+    )
+    return *torch.attn(q, k, v), *grads
+
+
+def special_values():
+    for name, value in ("nan", np.nan), ("inf", np.inf), ("minus_inf", -np.inf):
+        for size in (1, 2):
+            for where in combinations(GIVEN, size):
+                yield subtest((value, where), name="_".join((name, "in", *where)))
+
+
+def memory(field):
+    with open("/proc/self/status") as file:
+        (line,) = (x for x in file if x.startswith(f"{field}:"))
+    return 1024 * int(line.split()[1])
+
+
+def growth(run):
+    """The most memory that ``run`` takes, without what it returns."""
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")  # the peak is now what there is
+    before = memory("VmRSS")
+    results = run()
+    return memory("VmHWM") - before - sum(x.nbytes for x in results)
+
+
+def growths():
+    """For a process of its own: a line of JSON, for each of LARGE the growth of attn, of
+    its backward and of what takes as much as attn.
+    """
+    found = []
+    for case, dtype in LARGE:
+        inputs, grads = case.make("cpu", dtype)
+        few = [x[:256, :256] for x in (*inputs, *grads)]
+        both_ways(*few, few[-1])  # starts the threads
+        found.append(
+            (
+                growth(lambda: torch.attn(*inputs)),
+                growth(
+                    lambda: aten._attn_backward(*grads, *inputs, grads[1], (True,) * 3)
+                ),
+                growth(lambda: [grads[1].clone().sum()]),
+            )
+        )
+    print(json.dumps(found))
+
+
+class Guarded:
+    """A copy of x between two pages that cannot be read, close to one of them."""
+
+    def __init__(self, x, at_end):
+        page, used = mmap.PAGESIZE, -(-x.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        memory = mmap.mmap(-1, used + 2 * page)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        mprotect = ctypes.CDLL(None, use_errno=True).mprotect
+        mprotect.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+        for guard in (address, address + page + used):
+            if mprotect(guard, page, 0) != 0:
+                raise OSError(ctypes.get_errno(), "mprotect")
+        self.tensor = torch.frombuffer(
+            memory,
+            dtype=x.dtype,
+            count=x.numel(),
+            offset=page + (used - x.nbytes if at_end else 0),
+        ).view(x.shape)
+        self.tensor.copy_(x)
+
+
+def digests():
+    """Of the inputs, and of what the forward and the backward kernel make of them."""
+    torch.manual_seed(0)
+    found = {part: hashlib.sha256() for part in ("inputs", "forward", "backward")}
+    for dtype, case in product((torch.float, torch.double), EDGES):
+        inputs, grads = exact(case, dtype)
+        # Not randn, which depends on the instruction set itself.
+        q, k, v, *grads, attn = (
+            torch.randint_like(x, -999, 1000) / 2**12
+            for x in (*inputs, *grads, grads[1])
+        )
+        for part, tensors in (
+            ("inputs", (q, k, v, *grads, attn)),
+            ("forward", torch.attn(q, k, v)),
+            ("backward", aten._attn_backward(*grads, q, k, v, attn, (True,) * 3)),
+        ):
+            for x in tensors:
+                found[part].update(x.numpy().tobytes())
+    return {part: digest.hexdigest() for part, digest in found.items()}
+
+
+def run_edges():
+    """For a process of its own: the tests of EDGES, then a line of JSON on them."""
+    result = unittest.main(__name__, argv=["", "-k", "edges"], exit=False).result
+    report = {
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "tests": result.testsRun,
+        "passed": result.wasSuccessful(),
+        "digests": digests(),
+    }
+    print(json.dumps(report))
+
+
+def in_process(function, **environment):
+    """What the last line that ``function`` prints in a process of its own says."""
+    process = subprocess.run(
+        [sys.executable, "-c", f"import {MODULE}; {MODULE}.{function.__name__}()"],
+        cwd=os.path.dirname(os.path.realpath(__file__)),
+        # Threads that wait take no processor from others: there may be few.
+        env=os.environ | {"OMP_WAIT_POLICY": "passive"} | environment,
+        capture_output=True,
+        text=True,
+    )
+    if process.returncode != 0:
+        raise RuntimeError(process.stdout + process.stderr)
+    return json.loads(process.stdout.splitlines()[-1]), process.stderr
+
+
+class Mistake(NamedTuple):
+    """Arguments of _attn_backward made of right ones, and how the message begins."""
+
+    name: str
+    wrong: dict[str, Callable]
+    message: str
+
+
+def mistakes():
+    sizes = {"attn": (2, 4), "grad_attn": (2, 4), "grad_output": (2, 5)}
+    for name, (rows, cols) in sizes.items():
+        must = f"_attn_backward: {name} must be Float of sizes [{rows}, {cols}] on cpu"
+        for kind, wrong, got in (
+            ("transposed", lambda x: x.mT, f"Float of sizes [{cols}, {rows}]"),
+            ("one_row", lambda x: x[:1], f"Float of sizes [1, {cols}]"),
+            ("no_row", lambda x: x[:0], f"Float of sizes [0, {cols}]"),
+            ("one_column", lambda x: x[:, :1], f"Float of sizes [{rows}, 1]"),
+            ("more_rows", lambda x: x.repeat(9, 1), f"Float of sizes [18, {cols}]"),
+            ("0d", lambda x: x.sum(), "Float of sizes []"),
+            ("1d", lambda x: x.flatten(), f"Float of sizes [{rows * cols}]"),
+            ("batch", lambda x: x[None], f"Float of sizes [1, {rows}, {cols}]"),
+            ("double", lambda x: x.double(), "Double of"),
+            ("half", lambda x: x.half(), "Half of"),
+            ("complex", lambda x: x.cfloat(), "ComplexFloat of"),
+            ("bool", lambda x: x.bool(), "Bool of"),
+        ):
+            yield Mistake(f"{name}_{kind}", {name: wrong}, f"{must}, but got {got}")
+    # The same mistakes as attn's are found by the same check.
+    for name, wrong, message in (
+        ("d", {"q": lambda q: q[:, :1]}, "attn: q (*, m, d) and k (*, n, d) must"),
+        ("n", {"v": lambda v: v[:1]}, "attn: k (*, n, d) and v (*, n, e) must"),
+        (
+            "dims",
+            {"k": lambda k: k[None]},
+            "attn: q, k and v must have the same number",
+        ),
+        ("0d", {"q": lambda q: q.sum()}, "attn: q, k and v must have at least 2"),
+        (
+            "dtype",
+            {"v": lambda v: v.half()},
+            "attn: q, k and v must have the same dtype",
+        ),
+    ):
+        yield Mistake(name, wrong, message)
+    # Where q, k and v are in a batch, all else must be.
+    for name in sizes:
+        batched = dict.fromkeys(
+            {*INPUTS, *sizes} - {name}, lambda x: x.expand(3, 2, -1, -1)
+        )
+        message = f"_attn_backward: {name} must be Float of sizes [3, 2, "
+        yield Mistake(f"unbatched_{name}", batched, message)
+
+
+class TestAttnKernel(AttnTestCase):
+    def assert_by_rule(self, dtype, case, actual, plain, expected):
+        """For float64 too the reference is more precise."""
+        for name, x, y, z in zip(RESULTS, actual, plain, expected):
+            with self.subTest(result=name):
+                self.assertEqual(x is None, z is None)
+                if x is not None and x.numel() > 0:
+                    self.assertEqual(x.dtype, dtype)
+                    bound = rule(dtype, higher(y), z, case)
+                    self.assertLessEqual(abs(higher(x) - z).max(), bound)
+
+    def assert_results(self, dtype, case, used=OUTPUTS):
+        inputs, grads = case.make("cpu", dtype)
+        self.assert_by_rule(
+            dtype,
+            case,
+            (*torch.attn(*inputs), *gradients(torch.attn, inputs, grads, used=used)),
+            (
+                *attn_composed(*inputs),
+                *gradients(attn_composed, inputs, grads, used=used),
+            ),
+            reference(inputs, grads, used),
+        )
+
+    def assert_exact(self, dtype, case):
+        inputs, grads = exact(case, dtype)
+        expected = attn_composed(*widen(inputs))
+        self.assert_bitwise(torch.attn(*inputs), narrow(expected, dtype))
+        for used in USED:
+            with self.subTest(used=used):
+                actual, expected = (
+                    gradients(op, *tensors, used=used)
+                    for op, tensors in (
+                        (torch.attn, (inputs, grads)),
+                        (attn_composed, (widen(inputs), widen(grads))),
+                    )
+                )
+                self.assert_bitwise(actual, narrow(expected, dtype))
+
+    @by_size
+    @by_dtype
+    def test_values_and_gradients(self, device, dtype, case):
+        self.assert_results(dtype, case)
+
+    # 1 - attn**2 cancels; or attn is as small as the scores. Of few scores the composed
+    # maths may round all well by luck.
+    @by_case_in([case for case in EDGES if case.m * case.n >= 100])
+    @parametrize("scores", (20.0, 1e-4), name_fn=str)
+    @by_dtype
+    def test_scale_of_scores(self, device, dtype, scores, case):
+        case = case._replace(scores=scores)
+        for used in USED:
+            with self.subTest(used=used):
+                self.assert_results(dtype, case, used)
+
+    @by_case_in((*SIZES, *EDGES, *PAST_CACHES))
+    @by_dtype
+    def test_no_term_is_lost(self, device, dtype, case):
+        self.assert_exact(dtype, case)
+
+    @parametrize("wanted,used", GRADIENTS)
+    @by_dtype
+    def test_choice_of_gradients(self, device, dtype, wanted, used):
+        for case in (EDGES[-1], sized(7, 33, 300, 4), sized(2, 600, 5, 300)):
+            inputs, grads = exact(case, dtype)
+            actual, expected = (
+                gradients(op, *tensors, wanted, used)
+                for op, tensors in (
+                    (torch.attn, (inputs, grads)),
+                    (attn_composed, (widen(inputs), widen(grads))),
+                )
+            )
+            self.assert_bitwise(actual, narrow(expected, dtype))
+
+    # What oneDNN multiplies in these dtypes, where it can, the kernel can as well.
+    @by_edge
+    @dtypes(torch.bfloat16, torch.half)
+    def test_without_onednn(self, device, dtype, case):
+        with torch.backends.mkldnn.flags(enabled=False):
+            self.assert_results(dtype, case)
+            self.assert_exact(dtype, case)
+
+    @by_dtype
+    def test_subnormal(self, device, dtype):
+        """As exact as the composed maths, which may flush those of bfloat16 to zero."""
+        smallest = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+        for case in (EDGES[-1], sized(1, 40, 3, 33)):
+            (q, k, v), _ = exact(case, dtype)
+            inputs = q, k, (v.double() * smallest).to(dtype)
+            expected = attn_composed(*widen(inputs))[0]
+            self.assertGreater(expected.abs().max(), 0)
+            error, plain = (
+                (op(*inputs)[0].double() - expected).abs().max()
+                for op in (torch.attn, attn_composed)
+            )
+            self.assertLessEqual(error, 2 * plain)
+
+    def test_sums_in_half_do_not_overflow(self, device):
+        for case in EDGES:
+            (q, k, v), (grad_output, _) = exact(case, torch.half)
+            # Where a part of the sum exceeds half's largest number, all of it need not.
+            inputs, grads = (q, k, 2**13 * v), (2**13 * grad_output, None)
+            attn = torch.attn(*inputs).attn
+            output, _ = attn_composed(*widen(inputs))
+            self.assert_bitwise(torch.attn(*inputs)[:1], [output.half()])
+            grad_v = attn.double().mT @ grads[0].double()
+            _, _, found = aten._attn_backward(*grads, *inputs, attn, (True,) * 3)
+            self.assert_bitwise([found], [grad_v.half()])
+
+    @parametrize("value,where", list(special_values()))
+    @by_dtype
+    def test_special_values(self, device, dtype, value, where):
+        for case in VARIED:
+            inputs, grads = case._replace(scores=0.1).make(device, dtype)
+            arguments = dict(zip(GIVEN, (*inputs, *grads)))
+            for name in where:
+                x = arguments[name][0, 1]
+                # In the tails of rows and columns, and not.
+                x[1, 2] = x[-1, -1] = value
+            actual = evaluate(torch.attn, inputs, grads)
+            expected = evaluate(attn_composed, inputs, grads)
+            self.assertFalse(all(x.isfinite().all() for x in expected))
+            for name, x, y in zip(RESULTS, actual, expected):
+                for kind in (torch.isnan, torch.isposinf, torch.isneginf):
+                    with self.subTest(case=case.name, result=name, kind=kind.__name__):
+                        self.assertEqual(kind(x), kind(y))
+
+    @by_edge
+    @by_dtype
+    def test_memory_is_used_again(self, device, dtype, case):
+        """What is in scratch memory from before is not in the results."""
+        inputs, grads = exact(case, dtype)
+        expected = evaluate(torch.attn, inputs, grads)
+        nan = [[torch.full_like(x, np.nan) for x in xs] for xs in (inputs, grads)]
+        for _ in range(3):  # lest malloc give its memory back
+            evaluate(torch.attn, *nan)
+        self.assert_bitwise(evaluate(torch.attn, inputs, grads), expected)
+        for x in expected:
+            self.assertTrue(x.isfinite().all())
+
+    @unittest.skipUnless(IS_LINUX, "mprotect")
+    @by_edge
+    @by_dtype
+    def test_reads_nothing_else(self, device, dtype, case):
+        inputs, grads = exact(case, dtype)
+        tensors = *inputs, *grads, torch.attn(*inputs).attn
+        expected = both_ways(*tensors)
+        for at_end in (False, True):
+            guarded = [Guarded(x, at_end).tensor for x in tensors]
+            self.assert_bitwise(both_ways(*guarded), expected)
+            guarded = [Guarded(x.mT, at_end).tensor.mT for x in tensors]
+            self.assert_bitwise(both_ways(*guarded), expected)
+
+    @by_case_in(SHARED)
+    @by_dtype
+    def test_number_of_threads(self, device, dtype, case):
+        inputs, grads = case.make(device, dtype)
+        self.addCleanup(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(1)
+        expected = evaluate(torch.attn, inputs, grads)
+        for count in (1, 2, 3, 5, 8, 8, 8, 16):
+            torch.set_num_threads(count)
+            with self.subTest(threads=count):
+                self.assert_bitwise(evaluate(torch.attn, inputs, grads), expected)
+
+    @by_dtype
+    def test_callers_at_once(self, device, dtype):
+        calls = [case.make(device, dtype) for case in SHARED]
+        expected = [evaluate(torch.attn, *call) for call in calls]
+        with ThreadPoolExecutor(len(calls)) as pool:
+            actual = pool.map(lambda call: evaluate(torch.attn, *call), 3 * calls)
+            for results, wanted in zip(actual, 3 * expected):
+                self.assert_bitwise(results, wanted)
+
+    @by_dtype
+    def test_in_parallel_region(self, device, dtype):
+        try:
+            openmp = ctypes.CDLL(None)
+            in_parallel, parallel = openmp.omp_in_parallel, openmp.GOMP_parallel
+        except AttributeError:
+            self.skipTest("no OpenMP that GCC's code can call")
+        for case in SHARED:
+            inputs, grads = case.make(device, dtype)
+            tensors = *inputs, *grads, torch.attn(*inputs).attn
+            expected = both_ways(*tensors)
+            found = []
+
+            @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+            def body(_):
+                found.append((in_parallel(), both_ways(*tensors)))
+
+            parallel(body, None, 3, 0)
+            self.assertEqual([inside for inside, _ in found], [1, 1, 1])
+            for _, results in found:
+                self.assert_bitwise(results, expected)
+
+    @parametrize("layout", (LAYOUTS | BATCH_LAYOUTS | {"negative": None}).keys())
+    @by_dtype
+    def test_layout(self, device, dtype, layout):
+        """The same bits whatever the layout of any argument, or of all."""
+        # This one the kernel never sees.
+        layouts = LAYOUTS | BATCH_LAYOUTS | {"negative": torch._neg_view}
+        for case in VARIED:
+            inputs, grads = case.make(device, dtype)
+            tensors = *inputs, *grads, grads[1].clamp(-1, 1)
+            given = [layouts[layout](x) for x in tensors]
+            others = [compact(x) for x in given]
+            expected = both_ways(*others)
+            for changed in (*((i,) for i in range(6)), range(6)):
+                with self.subTest(case=case.name, changed=changed):
+                    mixed = [given[i] if i in changed else others[i] for i in range(6)]
+                    self.assert_bitwise(both_ways(*mixed), expected)
+
+    @parametrize("layout", (LAYOUTS | BATCH_LAYOUTS).keys())
+    @by_dtype
+    def test_copies_nothing(self, device, dtype, layout):
+        for case in VARIED:
+            inputs, grads = case._replace(layout=layout).make(device, dtype)
+            tensors = *inputs, *grads, grads[1]
+            for op in "aten::attn", "aten::_attn_backward":
+                copied = copied_elements(lambda: both_ways(*tensors), op)
+                self.assertEqual(copied, 0, msg=case.name)
+
+    # What threads hold, and in reduced precision the sums in float of the gradients, is
+    # little beside attn. No temporary may be as large as that.
+    @unittest.skipUnless(os.access("/proc/self/clear_refs", os.W_OK), "needs Linux")
+    def test_memory(self, device):
+        # So that malloc returns all memory at once, and none is hidden in what it keeps.
+        found, _ = in_process(growths, MALLOC_MMAP_THRESHOLD_=str(2**16))
+        self.assertEqual(len(found), len(LARGE))
+        for (case, dtype), (forward, backward, temporary) in zip(LARGE, found):
+            with self.subTest(case=case.name, dtype=dtype):
+                m, d, n, e = case.m, case.d, case.n, case.e
+                bound = 0.03 * m * n * dtype.itemsize
+                sums = 4 * (m * d + n * (d + e)) if dtype.itemsize == 2 else 0
+                self.assertLess(forward, bound)
+                self.assertLess(backward, bound + sums)
+                # One would be seen.
+                self.assertGreater(temporary, 30 * bound)
+
+    def test_instruction_sets(self, device):
+        best = torch.backends.cpu.get_cpu_capability()
+        if best not in CAPABILITIES:
+            self.skipTest(f"{best} is another architecture's")
+        found = [digests()]
+        for capability in CAPABILITIES[: CAPABILITIES.index(best)]:
+            report, log = in_process(run_edges, ATEN_CPU_CAPABILITY=capability.lower())
+            self.assertEqual(report["capability"], capability)
+            self.assertGreater(report["tests"], 5 * len(EDGES))
+            self.assertTrue(report["passed"], msg=log)
+            found.append(report["digests"])
+        # Each has a kernel of its own: the order of a sum's terms depends on how many rows
+        # and columns fit in the registers, so the last bits differ.
+        for part in ("inputs", "forward", "backward"):
+            different = {x[part] for x in found}
+            self.assertEqual(len(different), 1 if part == "inputs" else len(found))
+
+    # attn has more than 2**31 elements; so has each tensor below that is long.
+    @largeTensorTest("6GB", device="cpu")
+    def test_large_square(self, device):
+        size = 46400
+        (q, _, _), (grad_output, _) = exact(sized(size, 1, 16, 16), torch.bfloat16)
+        (_, k, v), _ = exact(sized(1, size, 16, 16), torch.bfloat16)
+        output, attn = torch.attn(q, k, v)
+        # For grad_attn of its own there may be no memory.
+        actual = aten._attn_backward(
+            grad_output, attn, q, k, v, attn, (True, True, True)
+        )
+        some = torch.tensor([0, 1, size // 2, size - 2, size - 1])
+        for rows, cols in ((some, slice(None)), (slice(None), some)):
+            inputs = widen((q[rows], k[cols], v[cols]))
+            expected = attn_composed(*inputs)
+            grads = gradients(
+                attn_composed, inputs, (*widen([grad_output[rows]]), expected[1])
+            )
+            self.assert_bitwise([attn[rows, cols]], narrow(expected[1:], attn.dtype))
+            if rows is some:
+                found = [output[rows], actual[0][rows]]
+                self.assert_bitwise(found, narrow((expected[0], grads[0]), attn.dtype))
+            else:
+                found = [x[cols] for x in actual[1:]]
+                self.assert_bitwise(found, narrow(grads[1:], attn.dtype))
+
+    @largeTensorTest("9GB", device="cpu")
+    def test_large_row(self, device):
+        size = 2**31 + 12345
+        places = torch.tensor([0, 77, 2**31 - 1, 2**31, 2**31 + 1, size - 1])
+        q = torch.full((1, 1), 64, dtype=torch.bfloat16)
+        k = torch.zeros(size, 1, dtype=q.dtype)
+        signs = torch.tensor([1, -1, 1, 1, -1, -1]).to(q)
+        k[places, 0] = signs / 2
+
+        output, attn = torch.attn(q, k, k)
+        self.assertEqual(attn.count_nonzero(), len(places))
+        self.assertEqual(attn[0, places], signs)
+        self.assertEqual(output.item(), 3)
+        del attn
+
+        # The sum of (v + grad_attn) (1 - attn**2) k, all of which are k.
+        (grad_q, _, _) = aten._attn_backward(
+            torch.ones_like(q), k.mT, q, k, k, k.mT, (True, False, False)
+        )
+        self.assertEqual(grad_q.item(), 2.25)
+
+    @parametrize("mistake", list(mistakes()), name_fn=lambda mistake: mistake.name)
+    def test_error(self, device, mistake):
+        inputs, grads = SMALL.make(device, torch.float)
+        arguments = dict(
+            zip(
+                ("grad_output", "grad_attn", *INPUTS, "attn"),
+                (*grads, *inputs, torch.attn(*inputs).attn),
+            )
+        )
+        for name, wrong in mistake.wrong.items():
+            arguments[name] = wrong(arguments[name])
+        message = "^" + re.escape(mistake.message)
+        for mask in product((True, False), repeat=3):
+            with self.assertRaisesRegex(RuntimeError, message):
+                aten._attn_backward(*arguments.values(), mask)
+
+
+instantiate_device_type_tests(TestAttnKernel, globals(), only_for="cpu")
+
+if __name__ == "__main__":
+    run_tests()
