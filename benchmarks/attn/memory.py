@@ -1,0 +1,67 @@
+"""How much memory a step takes above its results: `memory.py CASE MODE CONTENDER THREADS`.
+
+In a process of its own, by what the system counts: scratch is found wherever a kernel takes
+it from, torch's allocator or not, and also scratch that it keeps.
+"""
+
+import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+LEAST = (
+    16 << 20
+)  # bytes of attn from which on pages and libraries' own buffers are small
+
+
+class NoMemory(Exception):
+    """Why the memory cannot be measured, in one line."""
+
+
+def peak(case: str, mode: str, contender: str, threads: int) -> int:
+    """Bytes, measured in a new process."""
+    # With a fixed threshold every large block is mapped by itself, and unmapped when freed.
+    env = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
+    command = [sys.executable, __file__, case, mode, contender, str(threads)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise NoMemory(f"{case} {mode} {contender}: {last}")
+    return int(done.stdout)
+
+
+def status() -> dict[str, int]:
+    """The process's memory in bytes."""
+    found = {}
+    for line in Path("/proc/self/status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if value.endswith("kB"):
+            found[name] = int(value.split()[0]) * 1024
+    return found
+
+
+def measure(name: str, mode: str, contender: str, threads: int) -> int:
+    import torch
+    from cases import CASES
+    from contenders import RUNS, Problem
+
+    torch.set_num_threads(threads)
+    case = next(case for case in CASES if case.name == name)
+    run = RUNS[contender](Problem(case, mode))
+    # Starts the threads, autograd and the BLAS, but nothing of attn: what it keeps counts.
+    x = torch.randn(256, 256, requires_grad=True)
+    torch.autograd.grad((x @ x).tanh(), x, torch.ones(256, 256))
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    before = status()
+    results = run()
+    after = status()
+    # Libraries' code that was read in only now is no scratch.
+    code = sum(after[x] - before[x] for x in ("RssFile", "RssShmem"))
+    held = sum(x.nbytes for x in results)
+    return max(0, after["VmHWM"] - before["VmRSS"] - code - held)
+
+
+if __name__ == "__main__":
+    print(measure(*sys.argv[1:4], int(sys.argv[4])))

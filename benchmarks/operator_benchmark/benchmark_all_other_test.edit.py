@@ -1,0 +1,2 @@
+# @@ before: batchnorm_test,
+    attn_test,
