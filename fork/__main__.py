@@ -379,6 +379,28 @@ def stack_key(commit: Commit, upstream: Path) -> str:
     return digest.hexdigest()
 
 
+@main.command(
+    "bench", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+)
+@click.option("--publish", is_flag=True, help="Keep the results in fork/results, for the README.")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def bench_command(publish: bool, args: tuple[str, ...]) -> None:
+    """Measure the operator's speed (`make bench`); ARGS are those of benchmarks/attn/bench.py."""
+    venv, out = BUILD / "venv-bench", BUILD / "bench"
+    make_venv(venv, ROOT / "fork" / "bench-requirements.txt")
+    graft_into(venv, bases.default_release(), None)
+    # -E: PYTHONPATH could bring in another torch.
+    command = [venv / "bin" / "python", "-E", ROOT / "benchmarks/attn/bench.py", "--out", out]
+    status = subprocess.run([*command, *args], cwd=ROOT).returncode
+    if publish and not status:
+        kept = ROOT / "fork" / "results"
+        kept.mkdir(exist_ok=True)
+        for file in sorted(out.glob("cpu*")):
+            shutil.copy2(file, kept)
+        console.print(f"{kept.relative_to(ROOT)}: kept for the README")
+    sys.exit(status)
+
+
 @main.command()
 @click.option("--fix", is_flag=True, help="Mend what can be mended.")
 def lint(fix: bool) -> None:
@@ -389,7 +411,8 @@ def lint(fix: bool) -> None:
     # Edits are fragments of upstream's files, and keep their indentation there.
     whole = [f for f in ours if not EDIT.match(f.rpartition("/")[2])]
     python = [f for f in whole if f.endswith(".py")]
-    upstreams = [f for f in python if f.startswith(("test/", "torch/", "stack/"))]
+    theirs = ("benchmarks/", "stack/", "test/", "torch/")  # PyTorch's width
+    upstreams = [f for f in python if f.startswith(theirs)]
     cpp = [f for f in whole if f.endswith((".cpp", ".h"))]
     dry = [] if fix else ["--check"]
     commands = (

@@ -16,7 +16,7 @@ from fork.tests.conftest import message, write_files
 
 COMMANDS = (
     *("check", "stack", "tree", "apply", "graft", "install"),
-    *("test", "test-upstream", "test-stack", "lint"),
+    *("test", "test-upstream", "test-stack", "bench", "lint"),
 )
 
 
@@ -233,3 +233,34 @@ def test_bootstrap_says_what_is_missing(lie, words):
     assert (
         done.stderr.startswith("error: ") and words in done.stderr and done.stderr.count("\n") == 1
     )
+
+
+@pytest.mark.parametrize(
+    ("args", "status", "kept"),
+    [
+        (("--only", "n=4"), 0, []),
+        (("--publish", "--quick"), 0, ["cpu.json", "cpu.svg"]),
+        (("--publish",), 3, []),
+    ],
+)
+def test_bench(tmp_path, monkeypatch, args, status, kept):
+    """The arguments reach the benchmark; its results are kept if asked for, and if it went well."""
+    (tmp_path / "benchmarks/attn").mkdir(parents=True)
+    (tmp_path / "fork").mkdir()
+    (tmp_path / "benchmarks/attn/bench.py").write_text(
+        "import pathlib, sys\n"
+        "out = pathlib.Path(sys.argv[2]); out.mkdir(parents=True)\n"
+        "for name in ('cpu.json', 'cpu.svg', 'other'): (out / name).write_text(str(sys.argv[3:]))\n"
+        f"sys.exit({status})\n"
+    )
+    python = tmp_path / "build/venv-bench/bin/python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    for name, path in {"ROOT": tmp_path, "BUILD": tmp_path / "build"}.items():
+        monkeypatch.setattr(cli, name, path)
+    monkeypatch.setattr(cli, "make_venv", lambda venv, requirements: None)
+    monkeypatch.setattr(cli, "graft_into", lambda venv, release, commit: None)
+    assert invoke("bench", *args)[0] == status
+    passed = [arg for arg in args if arg != "--publish"]
+    assert (tmp_path / "build/bench/cpu.json").read_text() == str(passed)
+    assert sorted(f.name for f in tmp_path.glob("fork/results/*")) == kept
