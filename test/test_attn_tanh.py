@@ -30,7 +30,7 @@ DTYPES = tuple(BOUNDS)
 INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 # From the least on.
 CAPABILITIES = ("DEFAULT", "AVX2", "AVX512")
-CAPABILITY = torch.backends.cpu.get_cpu_capability()
+CAPABILITY = torch.backends.cpu.get_cpu_capability().replace("NO AVX", "DEFAULT")
 CHOSEN = os.environ.get("ATEN_CPU_CAPABILITY")
 
 # q and k of which q @ k.mT is x in each row, or in each column: a kernel may go about
