@@ -15,7 +15,7 @@ import click
 from rich.table import Table
 
 from fork import base as bases
-from fork import source, suites
+from fork import sanitizers, source, suites
 from fork.bootstrap import make_venv
 from fork.console import console, print_wide, step
 from fork.errors import ForkError
@@ -259,6 +259,49 @@ def test_command() -> None:
     sys.exit(1 if failed else 0)
 
 
+@main.command("test-sanitizers")
+def test_sanitizers() -> None:
+    """Run the operator's tests with sanitizers in its library (`make test-sanitizers`).
+
+    AddressSanitizer and UndefinedBehaviorSanitizer, once for each set of instructions that the
+    machine has kernels for. The environment is .venv, but for the library.
+    """
+    runtime = sanitizers.runtime()
+    graft = graft_into(VENV, bases.default_release(), None)
+    with alone():
+        library = graft.build_sanitized()
+    logs, python = BUILD / "sanitizers", VENV / "bin" / "python"
+    site = logs / "site-packages"
+    sanitizers.link_site(next(VENV.glob("lib/python3*/site-packages")), library, site)
+    variables = sanitizers.environment(runtime, site)
+    env = suites.environment() | variables
+    results = []
+    for capability in sanitizers.capabilities(
+        python, library, logs / "probe.log", env=env, cwd=ROOT / "test"
+    ):
+        console.rule(f"ATEN_CPU_CAPABILITY={capability}", align="left")
+        ran = suites.run(
+            python,
+            ROOT,
+            sanitizers.chosen(suites.own(ROOT)),
+            log_dir=logs / capability,
+            variables=variables | {"ATEN_CPU_CAPABILITY": capability},
+        )
+        for line in suites.all_failures(ran):
+            console.print(line)
+        results += ran
+    console.rule()
+    finish(results)
+
+
+def finish(results: list[suites.Result]) -> None:
+    """Prints how many tests passed and failed, and exits."""
+    counts = suites.tally(results)
+    passed = counts["passed"] + counts["xfailed"]
+    console.print(f"{passed} passed, {counts['failed']} failed, {counts['skipped']} skipped")
+    sys.exit(0 if all(r.ok for r in results) else 1)
+
+
 def _upstream_option(command):
     return click.option(
         "--upstream",
@@ -281,10 +324,7 @@ def test_upstream(commit: int | None, upstream: Path | None, only: tuple[str, ..
     print_wide(suites.table(results, own))
     if not results:
         console.print(f"{chosen} has no operator yet: none of upstream's tests is ours")
-    counts = suites.tally(results + own)
-    passed = counts["passed"] + counts["xfailed"]
-    console.print(f"{passed} passed, {counts['failed']} failed, {counts['skipped']} skipped")
-    sys.exit(0 if all(r.ok for r in results + own) else 1)
+    finish(results + own)
 
 
 @main.command("test-stack")
@@ -307,7 +347,8 @@ def test_stack(upstream: Path | None) -> None:
             try:
                 results, own = run_commit(commit, *place, suites.LAB, keep_wheel=False)
                 row = suites.Row.of(commit.folder.name, results, own)
-                console.print(*suites.all_failures(results + own), sep="\n", end="")
+                for line in suites.all_failures(results + own):
+                    console.print(line)
             except ForkError as e:  # the commits after it may be sound
                 row = suites.Row(commit.folder.name, error=str(e))
                 console.print(f"error: {e}", markup=False)

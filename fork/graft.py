@@ -268,7 +268,13 @@ class Graft:
         lines = [f"set(GRAFT_{k} {' '.join(_quoted(v) for v in vs)})" for k, vs in settings.items()]
         return "\n".join(lines) + "\n"
 
-    def compile(self, doing: Step) -> str:
+    def build_sanitized(self) -> Path:
+        """libtorch.so with the sanitizers in it, to stand in for the one that `build` made."""
+        with step("compile with the sanitizers") as doing:
+            doing.done = self.compile(doing, sanitized=True)
+        return self.dir / "sanitized" / "libtorch.so"
+
+    def compile(self, doing: Step, sanitized: bool = False) -> str:
         """CMake and Ninja; `doing` is told n of m."""
         check_machine()
         beside = Path(sys.executable).parent  # where pip puts its cmake and ninja
@@ -278,13 +284,15 @@ class Graft:
                 raise ForkError(f"{tool} is missing: pip install -r requirements.txt")
         if not self.upstream_library.exists():
             self._rename_upstream_library(env)
-        build, config = self.dir / "cmake", self.dir / "graft.cmake"
+        build = self.dir / ("sanitized" if sanitized else "cmake")
+        config = self.dir / "graft.cmake"
         text = self.configuration()
         if not config.exists() or config.read_text() != text:
             config.write_text(text)
         if not (build / "build.ninja").exists():
             shutil.rmtree(build, ignore_errors=True)
             flags = ["-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", f"-DGRAFT_CONFIG={config}"]
+            flags.append(f"-DGRAFT_SANITIZE={sanitized:d}")
             setup = ["cmake", "-S", self.root, "-B", build, *flags]
             run(setup, self.dir / "cmake.log", "CMake cannot set up the build", env=env)
         steps = 0
@@ -295,7 +303,7 @@ class Graft:
                 steps = int(found[2])
                 doing.tell(f"compile {found[1]} of {found[2]}: {found[3]}")
 
-        ninja = ["cmake", "--build", build]
+        ninja = ["cmake", "--build", build, "--target", "torch" if sanitized else "all"]
         run(ninja, self.dir / "ninja.log", "the compiler stopped", line=line, env=env)
         return f"{steps} steps" if steps else "nothing to do"
 

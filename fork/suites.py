@@ -88,6 +88,8 @@ OUTCOMES = ("failed", "xfailed", "passed", "skipped")
 COUNTS = ("ran", "passed", "skipped", "xfailed", "failed")  # as the tables show them
 
 SUMMARY = re.compile(r"^Ran (\d+) tests? in ", re.M)
+# How a sanitizer's report begins, which says most there; the name of the test is before it.
+REPORT = re.compile(r"^.*(=\n==\d+==ERROR: AddressSanitizer|: runtime error): ", re.M)
 NO_TESTS = 5  # unittest's exit status from Python 3.12 on when nothing was selected
 
 
@@ -142,10 +144,12 @@ def run(
     op: str = OP,
     jobs: int | None = None,
     timeout: float = 3600,
+    variables: Mapping[str, str] | None = None,
 ) -> list[Result]:
     """Run each suite of the source tree for `op` with `python`'s torch; results in that order.
 
-    `suites` gives for each the tests that are ours whatever their names, as in SUITES.
+    `suites` gives for each the tests that are ours whatever their names, as in SUITES;
+    `variables` are further ones of the environment.
     """
     # Not resolved: a virtual environment's python is a link out of it.
     python, tree, log_dir = (Path(os.path.abspath(p)) for p in (python, tree, log_dir))
@@ -156,7 +160,7 @@ def run(
             raise ForkError(f"{tree}: has no test/{suite}: not a source tree of PyTorch?")
     cores = os.cpu_count() or 1
     jobs = max(1, min(jobs or cores, len(suites)))
-    env = environment(threads=max(1, cores // jobs))
+    env = environment(threads=max(1, cores // jobs)) | {**(variables or {})}
     with ThreadPoolExecutor(jobs) as pool:
         futures = [
             pool.submit(run_suite, python, tree, suite, walks, log_dir, op, env, timeout)
@@ -442,11 +446,15 @@ def all_failures(results: Iterable[Result]) -> list[Text]:
 
 
 def failures(result: Result, lines: int = 12) -> Iterable[Text]:
-    """A line for each failed test; for a broken suite the reason and its log's last lines."""
+    """A line for each failed test; for a broken suite the reason and a part of its log."""
     for test, message in sorted(result.messages.items()):
         yield Text(f"{result.suite} {test}: {message}")
     if result.broken:
-        yield Text(f"{result.suite}: {result.broken}; {result.log} ends:", style="red")
         text = result.log.read_text(errors="replace").rstrip()
-        for line in text.splitlines()[-lines:]:
+        if report := REPORT.search(text):
+            has, part = "has", text[report.start() :].splitlines()[:lines]
+        else:
+            has, part = "ends", text.splitlines()[-lines:]
+        yield Text(f"{result.suite}: {result.broken}; {result.log} {has}:", style="red")
+        for line in part:
             yield Text(f"  {line}", style="dim")

@@ -16,7 +16,7 @@ from fork.tests.conftest import message, write_files
 
 COMMANDS = (
     *("check", "stack", "tree", "apply", "graft", "install"),
-    *("test", "test-upstream", "test-stack", "bench", "lint"),
+    *("test", "test-upstream", "test-stack", "test-sanitizers", "bench", "lint"),
 )
 
 

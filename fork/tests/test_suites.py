@@ -222,6 +222,24 @@ def test_a_broken_suite_is_a_failed_row(tree, body, why):
     assert not last or last[-1] in text
 
 
+@pytest.mark.parametrize(
+    "first",
+    [
+        "test_a ... =====\\n==7==ERROR: AddressSanitizer: heap-buffer-overflow",
+        "test_a ... attn.cpp:3:7: runtime error: signed integer overflow",
+    ],
+)
+def test_a_sanitizers_report_is_shown_from_its_first_line(tree, first):
+    report = first + "\\nat main" * 50
+    text = shown([one(tree, f'os.write(1, b"{report}"); os._exit(1)')])
+    assert "test_a ... " in text and "overflow\n  at main" in text
+
+
+def test_further_variables(tree):
+    body = """op_test("test_dtypes_attn", lambda self: print(os.environ["PYTHONPATH"]))"""
+    assert one(tree, body, variables={"PYTHONPATH": "x"}).passed == 1
+
+
 def test_a_hang_is_stopped(tree):
     result = one(tree, "import time; time.sleep(60)", timeout=0.5)
     assert "0.5 s: stopped" in result.broken

@@ -1,0 +1,86 @@
+"""The operator's own tests with AddressSanitizer and UndefinedBehaviorSanitizer in its library."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+from fork.console import run
+from fork.errors import ForkError
+
+# The values of ATEN_CPU_CAPABILITY that choose a kernel, each of which needs those before it.
+CAPABILITIES = ("default", "avx2", "avx512")
+# These run what the others run, with compilers and processes of their own.
+LEFT_OUT = ("attn_function.py", "test_attn_compile.py", "test_attn_cpp.py", "test_attn_dtensor.py")
+OPTIONS = {
+    # No leaks: Python never frees what it has made once. A redzone that no vector reaches across.
+    "ASAN_OPTIONS": "detect_leaks=0:redzone=256",
+    "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
+    # More than one also where suites run side by side: each thread has its share of the scratch.
+    "OMP_NUM_THREADS": "4",
+}
+# Prints what it runs with: torch's library of operators, and the best instructions.
+PROBE = """
+import torch
+for name in {line.split()[-1] for line in open("/proc/self/maps") if "/libtorch.so" in line}:
+    print(name)
+print(torch.backends.cpu.get_cpu_capability())
+"""
+
+
+def runtime() -> Path:
+    """The library of AddressSanitizer that belongs to the compiler."""
+    compiler = shlex.split(os.environ.get("CXX") or "g++")
+    for name in ("libubsan.so", "libasan.so"):
+        command = [*compiler, f"-print-file-name={name}"]
+        found = Path(subprocess.run(command, capture_output=True, text=True).stdout.strip())
+        if not found.is_absolute() or not found.exists():
+            raise ForkError(
+                f"{compiler[0]} has no {name}: install GCC's sanitizers "
+                "(Debian: apt-get install g++ libasan8 libubsan1; "
+                "Fedora: dnf install libasan libubsan)"
+            )
+    return found.resolve()
+
+
+def link_site(site: Path, library: Path, folder: Path) -> None:
+    """Makes `folder` a site-packages of links to `site`, whose libtorch.so is `library`."""
+    shutil.rmtree(folder, ignore_errors=True)
+    place = Path()
+    for part in ("torch", "lib", "libtorch.so"):
+        (folder / place).mkdir(parents=True)
+        for entry in (site / place).iterdir():
+            if entry.name != part:
+                (folder / place / entry.name).symlink_to(entry)
+        place /= part
+    (folder / place).symlink_to(library)
+
+
+def environment(runtime: Path, site: Path) -> dict[str, str]:
+    # libstdc++ too: AddressSanitizer looks for what throws exceptions when Python starts.
+    return OPTIONS | {"LD_PRELOAD": f"{runtime} libstdc++.so.6", "PYTHONPATH": str(site)}
+
+
+def capabilities(python: Path, library: Path, log: Path, **kwargs) -> tuple[str, ...]:
+    """Those that the machine has; raises ForkError unless torch runs with `library`."""
+    lines: list[str] = []
+    run([python, "-c", PROBE], log, "torch does not start", line=lines.append, **kwargs)
+    *loaded, best = (line.strip() for line in lines)
+    if loaded != [str(library)]:
+        raise ForkError(f"torch runs with {', '.join(loaded) or 'nothing'}, not with {library}")
+    return up_to(best)
+
+
+def up_to(best: str) -> tuple[str, ...]:
+    """The capabilities of a machine whose best one torch calls `best`."""
+    names = [capability.upper() for capability in CAPABILITIES]
+    return CAPABILITIES[: names.index(best) + 1] if best in names else CAPABILITIES[:1]
+
+
+def chosen(own: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Of the operator's own test files those to run, as suites."""
+    return {name: ("*",) for name in own if name not in LEFT_OUT}
