@@ -37,12 +37,12 @@ std::tuple<Tensor, Tensor> attn(
   return std::make_tuple(std::move(output), std::move(attn));
 }
 
-// Asks for huge pages for a tensor that is large and fresh: one fault for each
-// small page would take longer than computing what is in it. Smaller ones come
-// from memory that malloc has had before.
+// Asks for huge pages for a tensor that is large: malloc gives such memory back
+// and gets it anew, and one fault for each small page takes longer than
+// computing what is in it.
 static void use_huge_pages(const Tensor& x) {
 #if defined(__linux__)
-  if (x.nbytes() >= (size_t(32) << 20)) {
+  if (x.nbytes() >= (size_t(4) << 20)) {
     const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
     const auto begin = reinterpret_cast<uintptr_t>(x.const_data_ptr());
     const auto first = (begin + page - 1) / page * page;

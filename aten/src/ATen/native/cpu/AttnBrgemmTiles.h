@@ -98,20 +98,18 @@ class BrgemmTiles {
     }
   }
 
-  void start_rows(
-      const Matrix<const S>& q, const Matrix<const S>& grad_output) {
+  void start_tile(
+      bool with_scores,
+      const Matrix<const S>& q,
+      const Matrix<const S>& v,
+      const Matrix<const S>& attn,
+      const Matrix<const S>& grad_output,
+      const Matrix<const S>& grad_attn) {
     q_ = left(q_transposed_, q.t());
     if (grad_output.data != nullptr) {
       grad_output_ = left(rows_, grad_output);
       grad_output_t_ = left(grad_output_transposed_, grad_output.t());
     }
-  }
-
-  void start_tile(
-      bool with_scores,
-      const Matrix<const S>& grad_attn,
-      const Matrix<const S>& v,
-      const Matrix<const S>& attn) {
     n_ = attn.cols;
     const bool has_product = with_scores && grad_output_.data != nullptr;
     if (has_product) {
@@ -294,10 +292,30 @@ class BrgemmTiles {
       return x;
     }
     const auto cols = round_up(x.cols, 2);
-    for (const auto i : c10::irange(x.rows)) {
-      for (const auto j : c10::irange(cols)) {
-        copy[i * cols + j] =
-            j < x.cols ? x.data[i * x.row_stride + j * x.col_stride] : S(0);
+    if (x.row_stride == 1) {
+      // transpose_mxn's mask for 31 is not an int.
+      const auto part = [](int64_t left) {
+        return left == W - 1 ? W / 2 : std::min(W, left);
+      };
+      for (int64_t i = 0, rows = 0; i < x.rows; i += rows) {
+        rows = part(x.rows - i);
+        for (int64_t j = 0, terms = 0; j < x.cols; j += terms) {
+          terms = part(x.cols - j);
+          vec::transpose_mxn<S>(
+              &x.at(i, j),
+              x.col_stride,
+              copy + i * cols + j,
+              cols,
+              static_cast<int>(terms),
+              static_cast<int>(rows));
+        }
+      }
+    } else {
+      copy_rows(copy, cols, x);
+    }
+    if (cols > x.cols) {
+      for (const auto i : c10::irange(x.rows)) {
+        copy[i * cols + x.cols] = S(0);
       }
     }
     return {copy, x.rows, x.cols, cols, 1};

@@ -123,17 +123,15 @@ class FmaTiles {
     }
   }
 
-  void start_rows(
-      const Matrix<const S>& q, const Matrix<const S>& grad_output) {
-    q_ = q;
-    grad_output_ = grad_output;
-  }
-
   void start_tile(
       bool with_scores,
-      const Matrix<const S>& grad_attn,
+      const Matrix<const S>& q,
       const Matrix<const S>& v,
-      const Matrix<const S>& attn) {
+      const Matrix<const S>& attn,
+      const Matrix<const S>& grad_output,
+      const Matrix<const S>& grad_attn) {
+    q_ = q;
+    grad_output_ = grad_output;
     cols_ = attn.cols;
     // What cannot be read as vectors comes in by way of the tile that it goes
     // to.

@@ -117,12 +117,16 @@ class Totals {
 };
 
 // task(i, thread) for i = 0, 1, ...: each thread takes the next i that none has
-// taken, or several if there are many, so a task can wait for those before it.
-// `failed` tells the others of one that has thrown.
+// taken, or several if there are many samples, so a task can wait for those
+// before it. `failed` tells the others of one that has thrown.
 template <typename F>
 void in_order(
-    int64_t tasks, int64_t threads, std::atomic<bool>& failed, const F& task) {
-  const auto step = std::max<int64_t>(1, tasks / (64 * threads));
+    int64_t tasks,
+    int64_t batch,
+    int64_t threads,
+    std::atomic<bool>& failed,
+    const F& task) {
+  const auto step = std::max<int64_t>(1, batch / (64 * threads));
   std::atomic<int64_t> next{0};
   const auto work = [&](int64_t thread) {
     for (;;) {
@@ -209,21 +213,28 @@ void attn_by(
       threads == 1
           ? 1
           : threads * std::clamp<int64_t>(batch * m / (threads * 256), 1, 4);
-  auto rows = at::divup(m, at::divup(tasks_wanted, batch));
-  rows = std::min({rows, MAX_ROWS, MAX_SUMS / (e + 1)});
-  rows = std::min(
-      round_up(std::max(rows, MIN_ROWS), Tiles::ROW_STEP),
-      round_up(m, Tiles::ROW_STEP));
-  const auto row_groups = at::divup(m, rows);
+  const auto rows_wanted = std::min(
+      {at::divup(m, at::divup(tasks_wanted, batch)),
+       MAX_ROWS,
+       MAX_SUMS / (e + 1)});
+  const auto row_groups = at::divup(m, std::max(rows_wanted, MIN_ROWS));
+  // Each has as many steps as the others, or one more.
+  const auto steps = at::divup(m, Tiles::ROW_STEP);
+  const auto rows = at::divup(steps, row_groups) * Tiles::ROW_STEP;
+  const auto first_row = [&](int64_t group) {
+    const auto step = steps / row_groups * group;
+    return std::min(
+        m, (step + std::min(group, steps % row_groups)) * Tiles::ROW_STEP);
+  };
   // If this leaves threads idle, a task is one block of columns.
   const auto blocks = at::divup(n, ATTN_BLOCK);
   const bool wide = batch * row_groups < threads && blocks > 1;
   const auto col_groups = wide ? blocks : 1;
 
   // A small attn may be read soon.
-  constexpr size_t STREAMED = 16 << 20;
+  constexpr size_t STREAMED = 8 << 20;
   const bool stream =
-      attn_tensor.nbytes() > STREAMED &&
+      attn_tensor.nbytes() >= STREAMED &&
       reinterpret_cast<uintptr_t>(attn_tensor.const_data_ptr()) % 64 == 0 &&
       n * sizeof(S) % 64 == 0;
   const bool direct = std::is_same_v<T, S> && !wide;
@@ -236,14 +247,15 @@ void attn_by(
 
   in_order(
       batch * row_groups * col_groups,
+      batch,
       threads,
       failed,
       [&](int64_t task, int64_t thread) {
         const auto col_group = task % col_groups;
         const auto place = task / col_groups;
-        const auto i = place % row_groups * rows;
         const auto b = place / row_groups;
-        const auto task_rows = std::min(rows, m - i);
+        const auto i = first_row(place % row_groups);
+        const auto task_rows = first_row(place % row_groups + 1) - i;
         const auto q = q_batch[b].block(i, 0, task_rows, d);
         const auto k = k_batch[b];
         const auto v = v_batch[b];
@@ -317,16 +329,16 @@ void attn_backward_by(
       std::min(ATTN_BLOCK, round_up(at::divup(n, 3), COL_STEP));
   const auto row_blocks = at::divup(m, rows);
   const auto col_blocks = at::divup(n, block_cols);
-  // A task is a row block or, if that leaves threads idle, one tile.
+  // A task is a tile. Row blocks come in groups of some: while the first of
+  // them is at column block j, the others are at further ones, so that threads
+  // which add to the same sums don't meet.
+  const auto groups = at::divup(row_blocks, std::min<int64_t>(col_blocks, 8));
+  const auto group_size = at::divup(row_blocks, groups);
+  const auto shift = col_blocks / group_size;
   const auto threads = threads_for(2 * shape.work());
-  const auto col_groups = batch * row_blocks < threads ? col_blocks : 1;
-  const auto group_blocks = at::divup(col_blocks, col_groups);
 
   const Scratch<T> scratch(threads, Tiles::backward_scratch(rows, n, d, e));
-  // A row block's grad_q is done when its task is, unless others add to it.
-  const bool own_rows = col_groups == 1;
-  const Totals<T, S> q_totals(
-      grad_q_batch ? (own_rows ? threads * rows : batch * m) * d : 0);
+  const Totals<T, S> q_totals(grad_q_batch ? batch * m * d : 0);
   const Totals<T, S> k_totals(grad_k_batch ? batch * n * d : 0);
   const Totals<T, S> v_totals(grad_v_batch ? batch * n * e : 0);
   std::atomic<bool> failed{false};
@@ -335,71 +347,77 @@ void attn_backward_by(
       v_turns(batch * col_blocks, failed);
 
   in_order(
-      batch * row_blocks * col_groups,
+      batch * row_blocks * col_blocks,
+      batch,
       threads,
       failed,
       [&](int64_t task, int64_t thread) {
-        const auto col_group = task % col_groups;
-        const auto row_place = task / col_groups;
-        const auto row_block = row_place % row_blocks;
-        const auto b = row_place / row_blocks;
+        const auto b = task / (row_blocks * col_blocks);
+        task %= row_blocks * col_blocks;
+        const auto group = task / (group_size * col_blocks) * group_size;
+        task -= group * col_blocks;
+        const auto members = std::min(group_size, row_blocks - group);
+        const auto member = task % members;
+        const auto row_block = group + member;
+        const auto row_turn = task / members;
+        const auto block = (row_turn + member * shift) % col_blocks;
+        // Of the members, those that began at this column block or before it
+        // come to it first, the last of them soonest.
+        const auto before = std::min(members, block / shift + 1);
+        const auto col_turn = group + (before - 1 - member + members) % members;
+
+        const auto row_place = b * row_blocks + row_block;
+        const auto col_place = b * col_blocks + block;
         const auto i = row_block * rows;
+        const auto j = block * block_cols;
         const auto task_rows = std::min(rows, m - i);
-        const auto k = k_batch[b];
-        const auto v = v_batch[b];
-        const auto attn = attn_batch[b];
-        const auto grad_attn = grad_attn_batch[b];
-        const auto grad_q = grad_q_batch[b].block(i, 0, task_rows, d);
+        const auto cols = std::min(block_cols, n - j);
 
         Tiles tiles(scratch[thread], rows, n, d, e);
-        tiles.start_rows(
+        tiles.start_tile(
+            grad_q_batch || grad_k_batch,
             q_batch[b].block(i, 0, task_rows, d),
+            v_batch[b].block(j, 0, cols, e),
+            attn_batch[b].block(i, j, task_rows, cols),
             grad_output_batch[b].block(
-                i, 0, task_rows, grad_output_batch ? e : 0));
-        const auto last_block =
-            std::min(col_blocks, (col_group + 1) * group_blocks);
-        for (auto block = col_group * group_blocks; block < last_block;
-             ++block) {
-          const auto j = block * block_cols;
-          const auto cols = std::min(block_cols, n - j);
-          tiles.start_tile(
-              grad_q_batch || grad_k_batch,
-              grad_attn.block(i, j, task_rows, cols),
-              v.block(j, 0, cols, e),
-              attn.block(i, j, task_rows, cols));
-          if (grad_q_batch) {
-            T* total =
-                q_totals(grad_q, (own_rows ? thread * rows : b * m + i) * d);
-            q_turns.wait(row_place, block);
-            tiles.add_grad_q(block == 0, k.block(j, 0, cols, d), total);
-            if (!std::is_same_v<T, S> && block == col_blocks - 1) {
-              convert(grad_q.data, total, task_rows * d);
-            }
-            q_turns.next(row_place);
+                i, 0, task_rows, grad_output_batch ? e : 0),
+            grad_attn_batch[b].block(i, j, task_rows, cols));
+        if (grad_q_batch) {
+          const auto grad_q = grad_q_batch[b].block(i, 0, task_rows, d);
+          T* total = q_totals(grad_q, (b * m + i) * d);
+          q_turns.wait(row_place, row_turn);
+          tiles.add_grad_q(
+              row_turn == 0, k_batch[b].block(j, 0, cols, d), total);
+          if (!std::is_same_v<T, S> && row_turn == col_blocks - 1) {
+            convert(grad_q.data, total, task_rows * d);
           }
-          const auto col_place = b * col_blocks + block;
-          const bool last = row_block == row_blocks - 1;
-          if (grad_k_batch) {
-            k_turns.wait(col_place, row_block);
-            const auto grad_k = grad_k_batch[b].block(j, 0, cols, d);
-            T* total = k_totals(grad_k, (b * n + j) * d);
-            tiles.add_grad_k(row_block == 0, total);
-            if (!std::is_same_v<T, S> && last) {
-              Tiles::finish_block(grad_k, total);
-            }
-            k_turns.next(col_place);
-          }
-          if (grad_v_batch) {
-            v_turns.wait(col_place, row_block);
-            const auto grad_v = grad_v_batch[b].block(j, 0, cols, e);
-            T* total = v_totals(grad_v, (b * n + j) * e);
-            tiles.add_grad_v(row_block == 0, total);
-            if (!std::is_same_v<T, S> && last) {
-              Tiles::finish_block(grad_v, total);
-            }
-            v_turns.next(col_place);
-          }
+          q_turns.next(row_place);
         }
+        const auto add_to_columns = [&](const Batch<S>& grads,
+                                        const Totals<T, S>& totals,
+                                        Turns& turns,
+                                        int64_t width,
+                                        const auto& add) {
+          if (!grads) {
+            return;
+          }
+          const auto grad = grads[b].block(j, 0, cols, width);
+          T* total = totals(grad, (b * n + j) * width);
+          turns.wait(col_place, col_turn);
+          add(col_turn == 0, total);
+          if (!std::is_same_v<T, S> && col_turn == row_blocks - 1) {
+            Tiles::finish_block(grad, total);
+          }
+          turns.next(col_place);
+        };
+        add_to_columns(
+            grad_k_batch, k_totals, k_turns, d, [&](bool first, T* total) {
+              tiles.add_grad_k(first, total);
+            });
+        add_to_columns(
+            grad_v_batch, v_totals, v_turns, e, [&](bool first, T* total) {
+              tiles.add_grad_v(first, total);
+            });
       });
 }
 

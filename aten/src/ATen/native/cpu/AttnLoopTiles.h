@@ -46,17 +46,15 @@ class LoopTiles {
     multiply(true, constant(attn), v, out);
   }
 
-  void start_rows(
-      const Matrix<const S>& q, const Matrix<const S>& grad_output) {
-    q_ = q;
-    grad_output_ = grad_output;
-  }
-
   void start_tile(
       bool with_scores,
-      const Matrix<const S>& grad_attn,
+      const Matrix<const S>& q,
       const Matrix<const S>& v,
-      const Matrix<const S>& attn) {
+      const Matrix<const S>& attn,
+      const Matrix<const S>& grad_output,
+      const Matrix<const S>& grad_attn) {
+    q_ = q;
+    grad_output_ = grad_output;
     attn_matrix_ = attn;
     if (!with_scores) {
       return;

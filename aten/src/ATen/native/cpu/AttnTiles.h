@@ -23,8 +23,7 @@
 // A class of tiles computes them; it is made for a task and a scratch memory of
 // its own. Forward, block by block of columns:
 //   forward()       attn = tanh(q kᵀ), out (+)= attn v
-// Backward, for the rows of a task and block by block:
-//   start_rows()    what the row's tiles share
+// Backward, of one tile:
 //   start_tile()    S = (grad_output vᵀ + grad_attn) (1 - attn²), and attn
 //   add_grad_q()    total (+)= S k
 //   add_grad_k()    total (+)= Sᵀ q
