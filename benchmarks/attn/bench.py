@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Optional
 
 import click
 import memory
@@ -123,6 +124,12 @@ def run_row(case: Case, mode: str, names: list[str], threads: int, **timing) -> 
     }
 
 
+def limit(row: dict, peaks: Optional[roofline.Peaks], case: Case) -> None:
+    """The seconds that the machine needs, if its peaks are known."""
+    row["roofline"] = peaks and peaks.seconds(case, row["mode"])
+    row["pages"] = peaks and peaks.pages_seconds(case)
+
+
 def scratch(case: Case, mode: str, names: list[str], threads: int) -> dict[str, int]:
     """The memory of attn and of eager, where it is large enough to be measured."""
     if mode == "forward" or case.attn_bytes < memory.LEAST:
@@ -201,7 +208,7 @@ def main(only, dtypes, modes, threads, rounds, quick, no_jax, no_compile, out) -
                 progress.update(task, description=f"{case.name} {mode}")
                 row = run_row(case, mode, names, threads, **timing)
                 row["scratch"] = scratch(case, mode, list(row["seconds"]), threads)
-                row["roofline"] = peaks and peaks.seconds(case, mode)
+                limit(row, peaks, case)
                 result["rows"].append(row)
                 console.print(report.line(row), markup=False)
                 for why in report.left_out(row):
@@ -213,7 +220,7 @@ def main(only, dtypes, modes, threads, rounds, quick, no_jax, no_compile, out) -
         peaks = peaks.best(roofline.measure(threads))
         by_name = {case.name: case for case in CASES}
         for row in result["rows"]:
-            row["roofline"] = peaks.seconds(by_name[row["case"]], row["mode"])
+            limit(row, peaks, by_name[row["case"]])
         result["peaks"] = peaks.as_dict()
     written = report.write(result, out)
     console.print(report.verdict(result["rows"]), markup=False)

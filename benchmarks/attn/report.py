@@ -42,7 +42,7 @@ HEAD = """\
 {peaks}Each figure is of so many rounds, in each of which all take a turn, in rotated order: the median time of `torch.attn`, \
 and how many times as fast it was as the others, the median of the rounds' ratios. In parentheses: what is aimed at. *roofline*: \
 how much of the speed that the machine's peaks allow, at which the multiply-adds of the matrix products or the bytes that must move \
-would take all the time. *scratch*: the peak of memory above inputs, outputs and gradients, as a fraction of `attn`; eager's beside it.
+would take all the time; *with pages*: of what they allow where the system has to provide zeroed pages for `attn` too, as it has for tensors of 32 MiB and more, which malloc doesn't keep. *scratch*: the peak of memory above inputs, outputs and gradients, as a fraction of `attn`; eager's beside it.
 
 {verdict}
 """
@@ -129,6 +129,9 @@ def cell(row: Row, what: str) -> str:
         bound = f"{aim.aim:g}" if what in OTHERS else f"{aim.aim:.0%}"
         if not aim.met or (what, aim.aim) != (EAGER, ANY.eager):
             text += f" ({sign} {bound} {'✓' if aim.met else '✗'})"
+    if what == ROOFLINE and row.get("pages"):
+        share = (row["roofline"] + row["pages"]) / median(row["seconds"][ATTN])
+        text += f", with pages {figure(what, share)}"
     return text
 
 

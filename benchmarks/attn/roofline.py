@@ -14,6 +14,9 @@ SOURCE = Path(__file__).with_name("peaks.cpp")
 # Loops stay loops: a memset or memcpy in their place chooses its own kind of store.
 FLAGS = ["-std=c++17", "-O3", "-march=native", "-fno-tree-loop-distribute-patterns"]
 
+# Memory of so many bytes malloc of glibc gives back to the system, and gets it anew.
+NEVER_KEPT = 32 << 20
+
 
 class NoRoofline(Exception):
     """Why the peaks cannot be measured, in one line."""
@@ -67,6 +70,13 @@ class Peaks:
 
     def seconds(self, case: Case, mode: str) -> float:
         return sum(self.pass_seconds(case.dtype, work) for work in case.passes(mode))
+
+    def pages_seconds(self, case: Case) -> float:
+        """What attn takes longer where the system has to provide its pages first."""
+        if case.attn_bytes < NEVER_KEPT:
+            return 0.0
+        fresh, store = (self.at(x, case.attn_bytes) for x in ("fresh", "store"))
+        return max(0.0, case.attn_bytes / fresh - case.attn_bytes / store)
 
     def as_dict(self) -> dict:
         return asdict(self)

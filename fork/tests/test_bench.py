@@ -152,6 +152,18 @@ def test_roofline_is_the_larger_of_computing_and_moving():
     assert peaks.seconds(half, "forward") == peaks.seconds(computes, "forward")
 
 
+def test_pages_that_malloc_does_not_keep():
+    peaks = Peaks.parse(PEAKS + f"fresh.{64 << 20} 5e7\nfresh_huge.{64 << 20} 1e8\n")
+    assert peaks.pages_seconds(Case("float32", 2048)) == 0
+    size = 4 * 4096 * 4096
+    # The faster kind, above what storing there takes anyway.
+    seconds = peaks.pages_seconds(Case("float32", 4096))
+    assert seconds == pytest.approx(size / 1e8 - size / 2e8)
+    found = row() | {"pages": 0.75}
+    assert report.cell(found, "roofline") == "50%, with pages 75%"
+    assert report.cell(row() | {"pages": 0.0}, "roofline") == "50%"
+
+
 def test_no_compiler_is_one_line(monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", "no-such-compiler -O2")
     with pytest.raises(NoRoofline, match="^no C\\+\\+ compiler no-such-compiler"):
