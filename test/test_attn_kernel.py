@@ -43,6 +43,7 @@ from torch.testing._internal.common_utils import (
     parametrize,
     run_tests,
     subtest,
+    TEST_WITH_ASAN,
 )
 
 
@@ -441,6 +442,7 @@ class TestAttnKernel(AttnTestCase):
             with self.subTest(used=used):
                 self.assert_results(dtype, case, used)
 
+    @unittest.skipIf(TEST_WITH_ASAN, "the sizes of test_values_and_gradients")
     @by_case_in((*SIZES, *EDGES, *PAST_CACHES))
     @by_dtype
     def test_no_term_is_lost(self, device, dtype, case):
@@ -612,6 +614,7 @@ class TestAttnKernel(AttnTestCase):
     # What threads hold, and in reduced precision the sums in float of the gradients, is
     # little beside attn. No temporary may be as large as that.
     @unittest.skipUnless(os.access("/proc/self/clear_refs", os.W_OK), "needs Linux")
+    @unittest.skipIf(TEST_WITH_ASAN, "ASan has memory of its own")
     def test_memory(self, device):
         # So that malloc returns all memory at once, and none is hidden in what it keeps.
         found, _ = in_process(growths, MALLOC_MMAP_THRESHOLD_=str(2**16))
@@ -626,6 +629,7 @@ class TestAttnKernel(AttnTestCase):
                 # One would be seen.
                 self.assertGreater(temporary, 30 * bound)
 
+    @unittest.skipIf(TEST_WITH_ASAN, "too slow with ASan")
     def test_instruction_sets(self, device):
         best = torch.backends.cpu.get_cpu_capability().replace("NO AVX", "DEFAULT")
         if best not in CAPABILITIES:
@@ -645,6 +649,7 @@ class TestAttnKernel(AttnTestCase):
 
     # attn has more than 2**31 elements; so has each tensor below that is long.
     @largeTensorTest("6GB", device="cpu")
+    @unittest.skipIf(TEST_WITH_ASAN, "too slow with ASan")
     def test_large_square(self, device):
         size = 46400
         (q, _, _), (grad_output, _) = exact(sized(size, 1, 16, 16), torch.bfloat16)
@@ -670,6 +675,7 @@ class TestAttnKernel(AttnTestCase):
                 self.assert_bitwise(found, narrow(grads[1:], attn.dtype))
 
     @largeTensorTest("9GB", device="cpu")
+    @unittest.skipIf(TEST_WITH_ASAN, "too slow with ASan")
     def test_large_row(self, device):
         size = 2**31 + 12345
         places = torch.tensor([0, 77, 2**31 - 1, 2**31, 2**31 + 1, size - 1])
