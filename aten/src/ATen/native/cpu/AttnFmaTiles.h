@@ -196,7 +196,8 @@ class FmaTiles {
   static constexpr int64_t W = pair_size<T>;
   static constexpr int64_t BLOCK = ATTN_BLOCK;
   static constexpr int64_t LD = ATTN_LD;
-  static constexpr int64_t ROWS = 16 * MR;
+  static constexpr int64_t ROWS = 32 * MR;
+  static constexpr int64_t AHEAD = 4; // terms, for which a line is on its way
 
   bool fits() const {
     return std::max(d_, e_) <= BLOCK;
@@ -245,15 +246,19 @@ class FmaTiles {
   // dst[p][i][j] = x[i][p W + j]: the panels of x, the last filled up with
   // zeros
   static void pack(T* dst, const Matrix<const S>& x) {
+    if (x.col_stride == 1) {
+      const S* src = x.data;
+      for (int64_t i = 0; i < x.rows; ++i, src += x.row_stride) {
+        T* panel = dst + i * W;
+        for (int64_t col = 0; col < x.cols; col += W, panel += x.rows * W) {
+          store(panel, load<T>(src + col, x.cols - col));
+        }
+      }
+      return;
+    }
     for (int64_t col = 0; col < x.cols; col += W, dst += x.rows * W) {
       const int64_t cols = std::min(W, x.cols - col);
       const S* src = x.data + col * x.col_stride;
-      if (x.col_stride == 1) {
-        for (const auto i : c10::irange(x.rows)) {
-          store(dst + i * W, load<T>(src + i * x.row_stride, cols));
-        }
-        continue;
-      }
       if (x.row_stride == 1) {
         if (cols < W) {
           std::fill_n(dst, x.rows * W, T(0));
@@ -287,6 +292,11 @@ class FmaTiles {
     auto lo = zeros(std::make_index_sequence<R * C>());
     auto hi = lo;
     const auto add_term = [&](auto c, int64_t p) {
+      if constexpr (PS != 1) { // a line of a each, far from the one before
+        const T* ahead = a + (p + AHEAD) * PS;
+        __builtin_prefetch(ahead);
+        __builtin_prefetch(ahead + R - 1);
+      }
       const Vec panel_lo = Vec::loadu(panel + p * W);
       const Vec panel_hi =
           V == 1 ? panel_lo : Vec::loadu(panel + p * W + Vec::size());
