@@ -65,11 +65,23 @@ def around(*sizes):
 SIZES = (
     *(sized(m, 7, 5, 6) for m in (*range(1, 14), *around(24, 48, 96, 144, 192, 240))),
     *(sized(m, 33, 17, 19) for m in around(16, 96, 192, 769)),
-    *(sized(5, n, 3, 4) for n in (1, 2, *around(8, 16, 32, 64, 96, 192, 288, 576))),
+    *(
+        sized(m, n, 3, 4)
+        for m in (5, 8)
+        for n in (1, 2, *around(8, 16, 32, 64, 96, 192, 288, 576))
+    ),
     *(sized(18, n, 16, 21) for n in around(32, 96, 192, 288, 384)),
-    *(sized(5, 7, d, 3) for d in (0, 1, 2, *around(16, 32, 288), 600, 20000)),
+    *(
+        sized(m, 7, d, 3)
+        for m in (5, 8)
+        for d in (0, 1, 2, *around(16, 32, 288), 600, 20000)
+    ),
     *(sized(19, 35, d, 16) for d in around(16, 64, 288, 1024)),
-    *(sized(5, 7, 3, e) for e in (0, 1, 2, *around(16, 32, 288), 600, 20000)),
+    *(
+        sized(m, 7, 3, e)
+        for m in (5, 8)
+        for e in (0, 1, 2, *around(16, 32, 288), 600, 20000)
+    ),
     *(sized(19, 34, 17, e) for e in around(16, 64, 288, 1024)),
     *(sized(m, n, 2, 2) for m, n in ((1, 1), (1, 64), (64, 1), (8, 8), (5, 13))),
     *(sized(3, 5, d, e) for d, e in ((1, 16), (16, 1), (7, 9), (0, 17), (17, 0))),
@@ -93,7 +105,8 @@ EDGES = [
     case._replace(name=f"edges_{case.name}")
     for case in (
         *(sized(m, 35, 7, 5) for m in (1, 2, 3, 4, 6, 7, 12, 13)),
-        *(sized(4, n, 600, 3) for n in (1, 9, 31, 33)),
+        *(sized(m, n, 600, 3) for m in (4, 8) for n in (1, 9, 31, 33)),
+        *(sized(m, 300, d, d + 3) for m, d in ((1, 31), (2, 33), (3, 16), (6, 64))),
         *(sized(13, 600, 3, e) for e in (1, 7, 15, 33, 300)),
         sized(3, 5, 4, 6),
         sized(16, 32, 16, 16),
@@ -112,6 +125,7 @@ by_edge = by_case_in(EDGES)
 # Enough for several threads, whether they share out rows, columns or samples.
 SHARED = (
     sized(1, 20000, 16, 16),
+    sized(6, 9001, 9, 8),
     sized(13, 9001, 9, 8),
     sized(9001, 3, 20, 20),
     sized(500, 600, 33, 7),

@@ -89,8 +89,8 @@ class BrgemmTiles {
       for (const auto r : c10::irange(rows)) {
         S* dst = attn.data + (i + r) * attn.row_stride;
         for (int64_t col = 0; col < n; col += W) {
-          auto x = load<T>(sums_ + r * ATTN_LD + col, n - col);
-          x = {attn_tanh_reduced(x.lo), attn_tanh_reduced(x.hi)};
+          const auto x =
+              attn_tanh_for<S>(load<T>(sums_ + r * ATTN_LD + col, n - col));
           store(dst + col, x, n - col, stream);
           store(tile_ + r * ATTN_LD + col, x);
         }

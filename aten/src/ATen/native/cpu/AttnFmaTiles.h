@@ -85,6 +85,7 @@ class FmaTiles {
     }
     for (int64_t i = 0; i < q.rows; i += step) {
       const auto rows = std::min(step, q.rows - i);
+      clear_after(tile_, rows, k.rows);
       for (int64_t p = 0; p == 0 || p < d_; p += BLOCK) {
         if (!fits()) {
           pack_k(p);
@@ -133,6 +134,8 @@ class FmaTiles {
     q_ = q;
     grad_output_ = grad_output;
     cols_ = attn.cols;
+    clear_after(tile_, attn.rows, cols_);
+    clear_after(attn_tile_, attn.rows, cols_);
     // What cannot be read as vectors comes in by way of the tile that it goes
     // to.
     const bool attn_in_tile = attn.col_stride != 1 || !with_scores;
@@ -197,7 +200,9 @@ class FmaTiles {
   static constexpr int64_t BLOCK = ATTN_BLOCK;
   static constexpr int64_t LD = ATTN_LD;
   static constexpr int64_t ROWS = 32 * MR;
+  static constexpr int64_t LINE = 64 / sizeof(T);
   static constexpr int64_t AHEAD = 4; // terms, for which a line is on its way
+  static constexpr int64_t PANEL_AHEAD = 8;
 
   bool fits() const {
     return std::max(d_, e_) <= BLOCK;
@@ -211,17 +216,24 @@ class FmaTiles {
     return begin;
   }
 
-  static Pair<T> tanh(const Pair<T>& x) {
-    if constexpr (std::is_same_v<T, S>) {
-      return {attn_tanh(x.lo), attn_tanh(x.hi)};
-    } else {
-      return {attn_tanh_reduced(x.lo), attn_tanh_reduced(x.hi)};
+  // The rows of a strip and panel, which are read soon.
+  template <typename X>
+  static void prefetch(int64_t rows, const X* p, int64_t ld) {
+    for (int64_t r = 0; r < rows; ++r, p += ld) {
+      __builtin_prefetch(p);
+      __builtin_prefetch(p + W / 2);
     }
   }
-  static Pair<T> rounded(const Pair<T>& x) {
-    auto [lo, hi] =
-        vec::convert_to_float<S>(vec::convert_from_float<S>(x.lo, x.hi));
-    return {lo, hi};
+
+  // Zeros, up to a multiple of MR, below the rows of a tile and right of its
+  // columns. They are read, though nothing is made of them, and what memory
+  // happens to hold, read as numbers, is often denormal and slow.
+  static void clear_after(T* tile, int64_t rows, int64_t cols) {
+    const auto all_cols = round_up(cols, MR);
+    for (int64_t i = 0; i < round_up(rows, MR); ++i, tile += LD) {
+      const auto begin = i < rows ? cols : 0;
+      std::fill(tile + begin, tile + all_cols, T(0));
+    }
   }
 
   // dst[i * W + j] = x[i][j], for an x whose columns are contiguous
@@ -292,6 +304,11 @@ class FmaTiles {
     auto lo = zeros(std::make_index_sequence<R * C>());
     auto hi = lo;
     const auto add_term = [&](auto c, int64_t p) {
+      if constexpr (W >= LINE) { // panels are in the second cache
+        for (int64_t j = 0; j < V * Vec::size(); j += LINE) {
+          __builtin_prefetch(panel + (p + PANEL_AHEAD) * W + j);
+        }
+      }
       if constexpr (PS != 1) { // a line of a each, far from the one before
         const T* ahead = a + (p + AHEAD) * PS;
         __builtin_prefetch(ahead);
@@ -327,8 +344,8 @@ class FmaTiles {
     });
   }
 
-  // The rows of a beyond `rows` are read as well. With few rows, the registers
-  // hold several sums for each, which don't wait for one another.
+  // The rows of a up to a multiple of MR are read as well. With few rows, the
+  // registers hold several sums for each, which don't wait for one another.
   template <int V, int64_t RS, int64_t PS>
   void multiply_rows(int64_t terms, const T* a, const T* panel, int64_t rows) {
     constexpr int R = MR;
@@ -360,15 +377,13 @@ class FmaTiles {
       const Matrix<const S>& next = {}) {
     for (int64_t row = 0; row < a.rows; row += MR) {
       const auto rows = std::min(MR, a.rows - row);
+      clear_after(strip_, rows, a.cols);
       copy_rows(strip_, LD, a.block(row, 0, rows, a.cols));
       const T* panel = panels_;
       for (int64_t col = 0; col < cols; col += W, panel += a.cols * W) {
         if (next.data != nullptr) {
-          for (const auto r : c10::irange(rows)) {
-            const S* p = next.data + (row + r) * next.row_stride + col;
-            __builtin_prefetch(p);
-            __builtin_prefetch(p + W / 2);
-          }
+          prefetch(
+              rows, next.data + row * next.row_stride + col, next.row_stride);
         }
         multiply<LD, 1>(a.cols, strip_, panel, rows, cols - col);
         finish(row, col);
@@ -417,12 +432,9 @@ class FmaTiles {
       int64_t attn_ld,
       bool stream) {
     for (int64_t r = 0; r < rows; ++r) {
-      auto x = tanh(load<T>(sums_ + r * W));
+      const auto x = attn_tanh_for<S>(load<T>(sums_ + r * W));
       store(attn + r * attn_ld, x, count, stream);
-      if constexpr (!std::is_same_v<T, S>) {
-        x = rounded(x);
-      }
-      store(tile + r * LD, x);
+      store(tile + r * LD, rounded<S>(x));
     }
   }
 
@@ -440,9 +452,10 @@ class FmaTiles {
     for (int64_t col = 0; col < cols; col += W, panels += terms * W) {
       const int64_t count = cols - col;
       for (int64_t row = 0; row < rows; row += MR) {
-        multiply<RS, PS>(terms, a + row * RS, panels, rows - row, count);
-        T* p = out + row * out_ld + col;
         const auto strip_rows = std::min(MR, rows - row);
+        T* p = out + row * out_ld + col;
+        prefetch(strip_rows, p, out_ld);
+        multiply<RS, PS>(terms, a + row * RS, panels, rows - row, count);
         for (int64_t r = 0; r < strip_rows; ++r, p += out_ld) {
           const auto x = load<T>(sums_ + r * W);
           store(p, first ? x : load<T>(p, count) + x, count);

@@ -7,6 +7,7 @@
 #include <ATen/native/cpu/AttnBrgemmTiles.h>
 #include <ATen/native/cpu/AttnFmaTiles.h>
 #include <ATen/native/cpu/AttnLoopTiles.h>
+#include <ATen/native/cpu/AttnRowTiles.h>
 #include <ATen/native/cpu/AttnTiles.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/irange.h>
@@ -426,6 +427,9 @@ template <typename S, typename F>
 void with_tiles(const Shape& shape, const F& f) {
   if (LoopTiles<S>::fits(shape.m, shape.n, shape.d, shape.e)) {
     return f(static_cast<LoopTiles<S>*>(nullptr));
+  }
+  if (RowTiles<S>::fits(shape.m)) {
+    return f(static_cast<RowTiles<S>*>(nullptr));
   }
 #if defined(CPU_CAPABILITY_AVX512)
   if constexpr (!std::is_same_v<S, at::opmath_type<S>>) {

@@ -40,8 +40,7 @@ class LoopTiles {
     multiply(true, q, k.t(), attn_);
     for (int64_t i = 0; i < size; i += pair_size<T>) {
       const auto count = size - i;
-      const auto x = load<T>(attn_ + i);
-      store(attn.data + i, Pair<T>{attn_tanh(x.lo), attn_tanh(x.hi)}, count);
+      store(attn.data + i, attn_tanh_for<S>(load<T>(attn_ + i)), count);
     }
     multiply(true, constant(attn), v, out);
   }

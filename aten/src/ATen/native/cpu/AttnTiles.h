@@ -75,6 +75,12 @@ inline Pair<T> operator+(const Pair<T>& x, const Pair<T>& y) {
   return {x.lo + y.lo, x.hi + y.hi};
 }
 
+// x y + z
+template <typename T>
+inline Pair<T> fmadd(const Pair<T>& x, const Pair<T>& y, const Pair<T>& z) {
+  return {vec::fmadd(x.lo, y.lo, z.lo), vec::fmadd(x.hi, y.hi, z.hi)};
+}
+
 // x (1 - y²)
 template <typename T>
 inline Pair<T> tanh_backward(const Pair<T>& x, const Pair<T>& y) {
@@ -161,6 +167,28 @@ inline void store(S* p, const Pair<T>& x, int64_t count, bool stream) {
   store(p, x, count);
 }
 
+// tanh(x), as exact as S can hold it
+template <typename S, typename T>
+inline Pair<T> attn_tanh_for(const Pair<T>& x) {
+  if constexpr (std::is_same_v<T, S>) {
+    return {attn_tanh(x.lo), attn_tanh(x.hi)};
+  } else {
+    return {attn_tanh_reduced(x.lo), attn_tanh_reduced(x.hi)};
+  }
+}
+
+// What is left of x when it is stored as S.
+template <typename S, typename T>
+inline Pair<T> rounded(const Pair<T>& x) {
+  if constexpr (std::is_same_v<T, S>) {
+    return x;
+  } else {
+    auto [lo, hi] =
+        vec::convert_to_float<S>(vec::convert_from_float<S>(x.lo, x.hi));
+    return {lo, hi};
+  }
+}
+
 // dst (+)= x
 template <typename T>
 void add_sum(bool first, T* dst, const T* x, int64_t count) {
@@ -183,6 +211,14 @@ template <typename T, typename S>
 void copy_rows(T* dst, int64_t dst_ld, const Matrix<const S>& x) {
   using Opmath = at::opmath_type<S>;
   constexpr int64_t w = pair_size<Opmath>;
+  if constexpr (std::is_same_v<T, S>) {
+    if (x.row_stride == 1 && x.col_stride != 1) {
+      const int rows = static_cast<int>(x.rows);
+      const int cols = static_cast<int>(x.cols);
+      vec::transpose_mxn<T>(x.data, x.col_stride, dst, dst_ld, cols, rows);
+      return;
+    }
+  }
   const S* src = x.data;
   for (int64_t i = 0; i < x.rows; ++i, src += x.row_stride, dst += dst_ld) {
     if (x.col_stride == 1) {
