@@ -17,6 +17,7 @@
 #include <memory>
 #include <thread>
 #include <type_traits>
+#include <utility>
 
 namespace at::native {
 
@@ -78,6 +79,15 @@ struct Shape {
     return batch * (static_cast<double>(m) * n * (d + e) + 1000);
   }
 };
+
+// The quotient and the remainder. Where the divisor is 1, as in all divisions
+// for a tiny sample, they would take longer than the sample.
+std::pair<int64_t, int64_t> divide(int64_t x, int64_t divisor) {
+  if (divisor == 1) {
+    return {x, 0};
+  }
+  return {x / divisor, x % divisor};
+}
 
 // Memory for each of some threads.
 template <typename T>
@@ -222,10 +232,10 @@ void attn_by(
   // Each has as many steps as the others, or one more.
   const auto steps = at::divup(m, Tiles::ROW_STEP);
   const auto rows = at::divup(steps, row_groups) * Tiles::ROW_STEP;
+  const auto group_steps = steps / row_groups, more_steps = steps % row_groups;
   const auto first_row = [&](int64_t group) {
-    const auto step = steps / row_groups * group;
-    return std::min(
-        m, (step + std::min(group, steps % row_groups)) * Tiles::ROW_STEP);
+    const auto step = group_steps * group + std::min(group, more_steps);
+    return std::min(m, step * Tiles::ROW_STEP);
   };
   // If this leaves threads idle, a task is one block of columns.
   const auto blocks = at::divup(n, ATTN_BLOCK);
@@ -252,11 +262,10 @@ void attn_by(
       threads,
       failed,
       [&](int64_t task, int64_t thread) {
-        const auto col_group = task % col_groups;
-        const auto place = task / col_groups;
-        const auto b = place / row_groups;
-        const auto i = first_row(place % row_groups);
-        const auto task_rows = first_row(place % row_groups + 1) - i;
+        const auto [place, col_group] = divide(task, col_groups);
+        const auto [b, row_group] = divide(place, row_groups);
+        const auto i = first_row(row_group);
+        const auto task_rows = first_row(row_group + 1) - i;
         const auto q = q_batch[b].block(i, 0, task_rows, d);
         const auto k = k_batch[b];
         const auto v = v_batch[b];
@@ -353,19 +362,19 @@ void attn_backward_by(
       threads,
       failed,
       [&](int64_t task, int64_t thread) {
-        const auto b = task / (row_blocks * col_blocks);
-        task %= row_blocks * col_blocks;
-        const auto group = task / (group_size * col_blocks) * group_size;
-        task -= group * col_blocks;
+        const auto [b, tile] = divide(task, row_blocks * col_blocks);
+        const auto [group_index, tile_of_group] =
+            divide(tile, group_size * col_blocks);
+        const auto group = group_index * group_size;
         const auto members = std::min(group_size, row_blocks - group);
-        const auto member = task % members;
+        const auto [row_turn, member] = divide(tile_of_group, members);
         const auto row_block = group + member;
-        const auto row_turn = task / members;
-        const auto block = (row_turn + member * shift) % col_blocks;
+        const auto block = divide(row_turn + member * shift, col_blocks).second;
         // Of the members, those that began at this column block or before it
         // come to it first, the last of them soonest.
-        const auto before = std::min(members, block / shift + 1);
-        const auto col_turn = group + (before - 1 - member + members) % members;
+        const auto before = std::min(members, divide(block, shift).first + 1);
+        const auto col_turn =
+            group + divide(before - 1 - member + members, members).second;
 
         const auto row_place = b * row_blocks + row_block;
         const auto col_place = b * col_blocks + block;
@@ -394,7 +403,8 @@ void attn_backward_by(
           }
           q_turns.next(row_place);
         }
-        const auto add_to_columns = [&](const Batch<S>& grads,
+        const auto add_to_columns = [&, b = b](
+                                        const Batch<S>& grads,
                                         const Totals<T, S>& totals,
                                         Turns& turns,
                                         int64_t width,

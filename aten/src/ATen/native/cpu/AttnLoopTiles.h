@@ -38,6 +38,7 @@ class LoopTiles {
       T* out) {
     const auto size = q.rows * k.rows;
     multiply(true, q, k.t(), attn_);
+    std::fill_n(attn_ + size, pair_size<T>, T(0)); // read as well
     for (int64_t i = 0; i < size; i += pair_size<T>) {
       const auto count = size - i;
       store(attn.data + i, attn_tanh_for<S>(load<T>(attn_ + i)), count);
@@ -125,8 +126,7 @@ class LoopTiles {
     }
   }
 
-  // Read as vectors.
-  alignas(64) T attn_[MAX_SIZE + pair_size<T>] = {};
+  alignas(64) T attn_[MAX_SIZE + pair_size<T>];
   T scores_[MAX_SIZE];
   Matrix<const S> q_{}, grad_output_{}, attn_matrix_{};
 };
