@@ -123,7 +123,7 @@ class BrgemmTiles {
       for (const auto i : {AHEAD, AHEAD + 1}) {
         const S* row = attn.data + (r + i) * attn.row_stride;
         for (int64_t col = 0; r + i < attn.rows && col < n_; col += W) {
-          __builtin_prefetch(row + col);
+          prefetch_line(row + col);
         }
       }
       int64_t col = 0;

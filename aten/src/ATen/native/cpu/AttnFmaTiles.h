@@ -220,8 +220,8 @@ class FmaTiles {
   template <typename X>
   static void prefetch(int64_t rows, const X* p, int64_t ld) {
     for (int64_t r = 0; r < rows; ++r, p += ld) {
-      __builtin_prefetch(p);
-      __builtin_prefetch(p + W / 2);
+      prefetch_line(p);
+      prefetch_line(p + W / 2);
     }
   }
 
@@ -306,13 +306,13 @@ class FmaTiles {
     const auto add_term = [&](auto c, int64_t p) {
       if constexpr (W >= LINE) { // panels are in the second cache
         for (int64_t j = 0; j < V * Vec::size(); j += LINE) {
-          __builtin_prefetch(panel + (p + PANEL_AHEAD) * W + j);
+          prefetch_line(panel + (p + PANEL_AHEAD) * W + j);
         }
       }
       if constexpr (PS != 1) { // a line of a each, far from the one before
         const T* ahead = a + (p + AHEAD) * PS;
-        __builtin_prefetch(ahead);
-        __builtin_prefetch(ahead + R - 1);
+        prefetch_line(ahead);
+        prefetch_line(ahead + R - 1);
       }
       const Vec panel_lo = Vec::loadu(panel + p * W);
       const Vec panel_hi =

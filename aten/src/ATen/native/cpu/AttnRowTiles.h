@@ -194,31 +194,31 @@ class RowTiles {
     if constexpr (std::is_same_v<T, float>) {
       for (const auto i : c10::irange(8)) {
         const __m512 a = x[2 * i], b = x[2 * i + 1];
-        x[i] = _mm512_unpacklo_ps(a, b) + _mm512_unpackhi_ps(a, b);
+        x[i] = Vec(_mm512_unpacklo_ps(a, b)) + Vec(_mm512_unpackhi_ps(a, b));
       }
       for (const auto i : c10::irange(4)) {
         const auto a = _mm512_castps_pd(x[2 * i]);
         const auto b = _mm512_castps_pd(x[2 * i + 1]);
-        x[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b)) +
-               _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
+        x[i] = Vec(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b))) +
+               Vec(_mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
       }
       for (const auto size : {2, 1}) {
         for (const auto i : c10::irange(size)) {
           const __m512 a = x[2 * i], b = x[2 * i + 1];
-          x[i] = _mm512_shuffle_f32x4(a, b, 0x88) +
-                 _mm512_shuffle_f32x4(a, b, 0xdd);
+          x[i] = Vec(_mm512_shuffle_f32x4(a, b, 0x88)) +
+                 Vec(_mm512_shuffle_f32x4(a, b, 0xdd));
         }
       }
     } else {
       for (const auto i : c10::irange(4)) {
         const __m512d a = x[2 * i], b = x[2 * i + 1];
-        x[i] = _mm512_unpacklo_pd(a, b) + _mm512_unpackhi_pd(a, b);
+        x[i] = Vec(_mm512_unpacklo_pd(a, b)) + Vec(_mm512_unpackhi_pd(a, b));
       }
       for (const auto size : {2, 1}) {
         for (const auto i : c10::irange(size)) {
           const __m512d a = x[2 * i], b = x[2 * i + 1];
-          x[i] = _mm512_shuffle_f64x2(a, b, 0x88) +
-                 _mm512_shuffle_f64x2(a, b, 0xdd);
+          x[i] = Vec(_mm512_shuffle_f64x2(a, b, 0x88)) +
+                 Vec(_mm512_shuffle_f64x2(a, b, 0xdd));
         }
       }
     }

@@ -4,6 +4,7 @@
 #include <ATen/cpu/vec/functional.h>
 #include <ATen/cpu/vec/vec.h>
 #include <ATen/native/cpu/AttnTanh.h>
+#include <c10/macros/Macros.h>
 #include <c10/util/Unroll.h>
 #include <c10/util/irange.h>
 
@@ -60,6 +61,13 @@ struct Matrix {
     return {data, cols, rows, col_stride, row_stride};
   }
 };
+
+// The line of the cache that holds *p will be used soon.
+C10_ALWAYS_INLINE void prefetch_line([[maybe_unused]] const void* p) {
+#if defined(__GNUC__)
+  __builtin_prefetch(p);
+#endif
+}
 
 // Two vectors.
 template <typename T>
