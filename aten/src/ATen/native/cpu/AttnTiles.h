@@ -122,6 +122,12 @@ inline Pair<T> load(const S* p, int64_t count) {
   } else {
     auto [lo, hi] =
         vec::convert_to_float<S>(vec::Vectorized<S>::loadu(p, count));
+#if !defined(CPU_CAPABILITY_AVX512)
+    // Not all releases' loadu makes the rest zeros.
+    const Vec zero(T(0));
+    lo = Vec::set(zero, lo, std::min(count, size));
+    hi = Vec::set(zero, hi, std::max(count - size, int64_t(0)));
+#endif
     return {lo, hi};
   }
 }
