@@ -289,21 +289,15 @@ class FmaTiles {
     }
   }
 
-  // With no default constructor, lest the compiler put them in memory.
-  template <size_t... I>
-  static std::array<Vec, sizeof...(I)> zeros(std::index_sequence<I...>) {
-    return {((void)I, Vec(T(0)))...};
-  }
-
   // sums[r] = sum of a[r * RS + p * PS] * panel[p] over p < terms, for r < R,
   // each made of C sums of every Cth term; of the panel only the first V
   // vectors
   template <int R, int C, int V, int64_t RS, int64_t PS>
   static void multiply_strip(
       int64_t terms, const T* a, const T* panel, T* sums) {
-    auto lo = zeros(std::make_index_sequence<R * C>());
+    auto lo = zeros<T>(std::make_index_sequence<R * C>());
     auto hi = lo;
-    const auto add_term = [&](auto c, int64_t p) {
+    const auto add_term = [&](auto c, int64_t p) C10_ALWAYS_INLINE_ATTRIBUTE {
       if constexpr (W >= LINE) { // panels are in the second cache
         for (int64_t j = 0; j < V * Vec::size(); j += LINE) {
           prefetch_line(panel + (p + PANEL_AHEAD) * W + j);
@@ -317,7 +311,7 @@ class FmaTiles {
       const Vec panel_lo = Vec::loadu(panel + p * W);
       const Vec panel_hi =
           V == 1 ? panel_lo : Vec::loadu(panel + p * W + Vec::size());
-      c10::ForcedUnroll<R>{}([&](auto r) {
+      c10::ForcedUnroll<R>{}([&](auto r) C10_ALWAYS_INLINE_ATTRIBUTE {
         constexpr int i = decltype(c)::value * R + decltype(r)::value;
         const Vec x(a[r * RS + p * PS]);
         lo[i] = vec::fmadd(x, panel_lo, lo[i]);
@@ -328,15 +322,16 @@ class FmaTiles {
     };
     int64_t p = 0;
     for (; p + C <= terms; p += C) {
-      c10::ForcedUnroll<C>{}([&](auto c) { add_term(c, p + c); });
+      c10::ForcedUnroll<C>{}(
+          [&](auto c) C10_ALWAYS_INLINE_ATTRIBUTE { add_term(c, p + c); });
     }
     for (; p < terms; ++p) {
       add_term(std::integral_constant<int, 0>(), p);
     }
-    c10::ForcedUnroll<R>{}([&](auto r) {
+    c10::ForcedUnroll<R>{}([&](auto r) C10_ALWAYS_INLINE_ATTRIBUTE {
       Pair<T> sum{lo[r], hi[r]};
       if constexpr (C > 1) {
-        c10::ForcedUnroll<C - 1>{}([&](auto c) {
+        c10::ForcedUnroll<C - 1>{}([&](auto c) C10_ALWAYS_INLINE_ATTRIBUTE {
           sum = sum + Pair<T>{lo[(c + 1) * R + r], hi[(c + 1) * R + r]};
         });
       }

@@ -154,19 +154,18 @@ class RowTiles {
   // product of row r of a and row c of x, for r < R and c < C
   template <int R, int C, typename X>
   void add_products(const T* a, const Matrix<X>& x, int64_t col) {
-    std::array<std::array<Pair<T>, C>, R> sums;
-    for (auto& row : sums) {
-      row.fill({Vec(T(0)), Vec(T(0))});
-    }
-    const auto add_terms = [&](int64_t p, auto... count) {
-      std::array<Pair<T>, C> right;
-      c10::ForcedUnroll<C>{}([&](auto c) {
-        right[c] = load<T>(x.data + c * x.row_stride + p, count...);
-      });
-      c10::ForcedUnroll<R>{}([&](auto r) {
-        const auto left = load<T>(a + r * x.cols + p, count...);
-        c10::ForcedUnroll<C>{}(
-            [&](auto c) { sums[r][c] = fmadd(left, right[c], sums[r][c]); });
+    auto lo = zeros<T>(std::make_index_sequence<R * C>());
+    auto hi = lo;
+    const auto add_terms = [&](int64_t p,
+                               auto... count) C10_ALWAYS_INLINE_ATTRIBUTE {
+      c10::ForcedUnroll<C>{}([&](auto c) C10_ALWAYS_INLINE_ATTRIBUTE {
+        const auto right = load<T>(x.data + c * x.row_stride + p, count...);
+        c10::ForcedUnroll<R>{}([&](auto r) C10_ALWAYS_INLINE_ATTRIBUTE {
+          constexpr int i = decltype(r)::value * C + decltype(c)::value;
+          const auto left = load<T>(a + r * x.cols + p, count...);
+          lo[i] = vec::fmadd(left.lo, right.lo, lo[i]);
+          hi[i] = vec::fmadd(left.hi, right.hi, hi[i]);
+        });
       });
     };
     int64_t p = 0;
@@ -176,10 +175,8 @@ class RowTiles {
     if (p < x.cols) {
       add_terms(p, x.cols - p);
     }
-    c10::ForcedUnroll<R>{}([&](auto r) {
-      c10::ForcedUnroll<C>{}([&](auto c) {
-        (sums[r][c].lo + sums[r][c].hi).store(partial_[r][col + c]);
-      });
+    c10::ForcedUnroll<R * C>{}([&](auto i) C10_ALWAYS_INLINE_ATTRIBUTE {
+      (lo[i] + hi[i]).store(partial_[i / C][col + i % C]);
     });
   }
 
@@ -260,18 +257,21 @@ class RowTiles {
   template <int R, int C, typename X>
   void add_multiples(int64_t col, const Matrix<X>& x) {
     const bool first = col == 0;
-    const auto add = [&](int64_t p, auto... count) {
-      std::array<Pair<T>, C> right;
-      c10::ForcedUnroll<C>{}([&](auto c) {
-        right[c] = load<T>(x.data + c * x.row_stride + p, count...);
+    const auto add = [&](int64_t p, auto... count) C10_ALWAYS_INLINE_ATTRIBUTE {
+      auto right_lo = zeros<T>(std::make_index_sequence<C>());
+      auto right_hi = right_lo;
+      c10::ForcedUnroll<C>{}([&](auto c) C10_ALWAYS_INLINE_ATTRIBUTE {
+        const auto right = load<T>(x.data + c * x.row_stride + p, count...);
+        right_lo[c] = right.lo;
+        right_hi[c] = right.hi;
       });
-      c10::ForcedUnroll<R>{}([&](auto r) {
+      c10::ForcedUnroll<R>{}([&](auto r) C10_ALWAYS_INLINE_ATTRIBUTE {
         T* dst = sums_ + r * x.cols + p;
         auto sum =
             first ? Pair<T>{Vec(T(0)), Vec(T(0))} : load<T>(dst, count...);
-        c10::ForcedUnroll<C>{}([&](auto c) {
+        c10::ForcedUnroll<C>{}([&](auto c) C10_ALWAYS_INLINE_ATTRIBUTE {
           const Vec left(tile_[r * ATTN_LD + col + c]);
-          sum = fmadd({left, left}, right[c], sum);
+          sum = fmadd({left, left}, {right_lo[c], right_hi[c]}, sum);
         });
         store(dst, sum, count...);
       });
@@ -306,7 +306,8 @@ class RowTiles {
   void multiply_tile_transposed(
       bool first, const T* tile, const T* x, int64_t width, T* out) {
     for (int64_t j = 0; j < cols_; ++j, out += width) {
-      const auto add = [&](int64_t p, auto... count) {
+      const auto add = [&](int64_t p,
+                           auto... count) C10_ALWAYS_INLINE_ATTRIBUTE {
         Pair<T> sum{Vec(T(0)), Vec(T(0))};
         for (int64_t r = 0; r < rows_; ++r) {
           const Vec left(tile[r * ATTN_LD + j]);

@@ -75,6 +75,16 @@ struct Pair {
   vec::Vectorized<T> lo, hi;
 };
 
+// Vectors for sums that shall stay in registers. The compiler leaves them in
+// memory where they are made by a default constructor, in a loop, or where a
+// function that uses them, such as a lambda, is not inlined early: hence also
+// C10_ALWAYS_INLINE_ATTRIBUTE.
+template <typename T, size_t... I>
+C10_ALWAYS_INLINE std::array<vec::Vectorized<T>, sizeof...(I)> zeros(
+    std::index_sequence<I...> /*indices*/) {
+  return {((void)I, vec::Vectorized<T>(T(0)))...};
+}
+
 template <typename T>
 constexpr int64_t pair_size = 2 * vec::Vectorized<T>::size();
 
