@@ -49,7 +49,7 @@ def test_spills(stored):
 
 
 # A function around a prefetch was enough for GCC 12 to store every sum after every term, which
-# takes 2.5 times as long.
+# takes more than twice as long.
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="knows x86-64 only")
 def test_sums_stay_in_registers():
     torch = Path(importlib.util.find_spec("torch").origin).parent
