@@ -16,7 +16,9 @@ from rich.table import Table
 
 from fork import base as bases
 from fork import sanitizers, source, suites
+from fork.absorb import absorb
 from fork.bootstrap import make_venv
+from fork.branch import commits, export
 from fork.console import console, print_wide, step
 from fork.errors import ForkError
 from fork.graft import NATIVE, Graft
@@ -177,6 +179,57 @@ def apply_command(tree: Path) -> None:
         console.print(f"{tree}: {len(written)} files changed or added", markup=False)
     else:
         console.print(f"{tree}: has the stack already; nothing to do", markup=False)
+
+
+CHECKOUT = click.argument(
+    "tree", type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path)
+)
+BRANCH = click.option(
+    "--branch", default="attn", show_default=True, help="The branch that the commits are on."
+)
+
+
+@main.command("commits")
+@CHECKOUT
+@BRANCH
+def commits_command(tree: Path, branch: str) -> None:
+    """Make the stack real commits of the checkout TREE, on a branch, and check that out.
+
+    They stand on the commit that is checked out. A source tree without git becomes a checkout. The
+    same stack on the same commit has the same hashes.
+    """
+    series = Stack(ROOT)
+    upstream, made = commits(series, tree, branch)
+    for commit, name in zip(series.commits, made, strict=True):
+        console.print(f"{name[:12]} {commit.subject(len(made))}", markup=False)
+    console.print(f"branch {branch}: {len(made)} commits on {upstream}", markup=False)
+
+
+@main.command("export")
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option(
+    "--upstream",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    envvar="UPSTREAM",
+    help="The pristine source tree to make them for.  [default: Debian 13's source package]",
+)
+def export_command(directory: Path, upstream: Path | None) -> None:
+    """Write the stack as patches for `git am`, and their list, into DIRECTORY."""
+    made = export(Stack(ROOT), Upstream(upstream or source_tree()), directory)
+    console.print(f"{directory}: {len(made)} patches", markup=False)
+
+
+@main.command("absorb")
+@CHECKOUT
+def absorb_command(tree: Path) -> None:
+    """Take what was changed in the stack's commits in the checkout TREE back into this clone.
+
+    Amend a commit, or rebase (git rebase -i), then run this: files, edits and messages follow.
+    """
+    changed = absorb(Stack(ROOT), tree)
+    for path in changed:
+        console.print(path, markup=False)
+    console.print(f"{len(changed)} files changed" if changed else "nothing to absorb")
 
 
 def _graft_options(command):
@@ -362,15 +415,19 @@ def test_stack(upstream: Path | None) -> None:
 def suites_place(upstream: Path | None) -> tuple[Path, Path]:
     """The pristine source tree that upstream's suites are in, and the environment they run in."""
     release = bases.suites_release()
-    if upstream is None:
-        with step(f"source of PyTorch {release}"):
-            upstream = source.fetch(BUILD / "source")
+    upstream = upstream or source_tree()
     found = Upstream(upstream)
     if str(found.release) != release:
         raise ForkError(f"{upstream}: is {found}; the suites run on torch {release}'s wheel")
     venv = BUILD / f"venv-{release}"
     make_venv(venv, ROOT / "fork" / "suites-requirements.txt")
     return upstream, venv
+
+
+def source_tree() -> Path:
+    """The pristine source of PyTorch that Debian has."""
+    with step(f"source of PyTorch {source.RELEASE}"):
+        return source.fetch(BUILD / "source")
 
 
 def run_commit(

@@ -126,19 +126,28 @@ class Edit:
         held = [b for b in self.blocks if b.holds(upstream)] if self.holds(upstream) else []
         return "".join("\n".join(b.lines) + "\n" for b in held)
 
+    def places(self, lines: list[str], upstream: Upstream) -> list[tuple[Block, int, bool]]:
+        """Where each block that holds for `upstream` goes in its file's `lines`.
+
+        A block, the line before which it goes, and whether a blank line follows it.
+        """
+        found: list[tuple[Block, int, bool]] = []
+        for block in self.blocks:
+            if not block.holds(upstream):
+                continue
+            at = self._find(block, lines, upstream)
+            # An anchor that opens a paragraph makes the block before it one of its own.
+            blank = block.side == "before" and at > 0 and not lines[at - 1].strip()
+            found.append((block, at if block.side == "before" else at + 1, blank))
+        return found
+
     def apply(self, text: str, upstream: Upstream) -> str | None:
         """`text` with every block in its place; None if all of them already stand there."""
         lines = text.splitlines(keepends=True)
         inserts: list[tuple[int, list[str]]] = []
         present = 0
-        for block in self.blocks:
-            if not block.holds(upstream):
-                continue
-            at = self._find(block, lines, upstream)
-            new = [line + "\n" for line in block.lines]
-            if block.side == "before" and at > 0 and not lines[at - 1].strip():
-                new.append("\n")  # the anchor opens a paragraph, so the block is one of its own
-            start = at if block.side == "before" else at + 1
+        for block, start, blank in self.places(lines, upstream):
+            new = [line + "\n" for line in block.lines] + ["\n"] * blank
             stands = lines[start - len(new) : start], lines[start : start + len(new)]
             if new == stands[0 if block.side == "before" else 1]:
                 present += 1

@@ -21,6 +21,9 @@ BUILT = {"build", "dist", "test-reports"}  # by some run; git ignores them
 OURS = {"fork", "stack", *BUILT}
 FOLDER = re.compile(r"^(\d\d)-[a-z0-9]+(?:-[a-z0-9]+)*$")
 SECTIONS = ("Why", "Review order", "Test plan")
+# In a real commit, the line that names its folder here, whatever becomes of its title.
+TRAILER = "Stack-commit"
+PATCH_BEGINS = re.compile(r"^(---|diff -|Index: ).*", re.M)
 # What a suite that does not pass is called in PyTorch's tests; skipIf/skipUnless is not a debt.
 DEBT = re.compile(r"\bunittest\.(expectedFailure|skip)\b|\b(xfail|skip)\(")
 LITTER = re.compile(r"__pycache__|\..*|.*\.egg-info|.*\.pyc")
@@ -85,9 +88,28 @@ class Commit:
             lists[key] = tuple(value)
         return cls(int(named[1]), folder, parts[2].strip(), parts[3], **lists)
 
+    def text(self) -> str:
+        """What commit.md says; `load` reads it."""
+        front = "".join(
+            f"{key}:\n" + "".join(f"  - {path}\n" for path in paths)
+            for key, paths in (("files", self.files), ("removes", self.removes))
+            if paths
+        )
+        return f"---\n{front}---\n# {self.title}\n\n{self.body}"
+
+    def subject(self, of: int) -> str:
+        return f"[attn {self.number}/{of}] {self.title}"
+
+    def message(self, of: int) -> str:
+        """What the real commit says, as number so and so of `of`; `absorb` reads it."""
+        why, *others = (self.section(title) for title in SECTIONS)
+        parts = [self.subject(of), why]
+        parts += [f"{t}:\n\n{text}" for t, text in zip(SECTIONS[1:], others, strict=True)]
+        return "\n\n".join([*parts, f"{TRAILER}: {self.folder.name}"]) + "\n"
+
     def section(self, title: str) -> str:
         found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", self.body, re.S | re.M)
-        return found[1].strip() if found else ""
+        return found[1].rstrip().lstrip("\n") if found else ""
 
 
 class Stack:
@@ -184,6 +206,10 @@ class Stack:
         for title in SECTIONS:
             if not commit.section(title):
                 found.append(f"{commit}: commit.md has no '## {title}', or an empty one")
+        if re.findall(r"^## (.*)", commit.body, re.M) != list(SECTIONS):
+            found.append(f"{commit}: commit.md has the sections {', '.join(SECTIONS)}, no other")
+        if cut := PATCH_BEGINS.search(commit.body):
+            found.append(f"{commit}: commit.md: git am takes '{cut[0]}' for the patch's beginning")
         return found
 
     def lines_added(self, commit: Commit) -> int:

@@ -68,7 +68,7 @@ class Upstream:
     def version(self) -> str:
         """The full version, e.g. `2.13.0+cpu`."""
         if self.kind == "source":
-            text = (self.root / "version.txt").read_text().strip()
+            text = (self._read_packed("version.txt") or "").strip()
         else:
             body = self._read_packed("torch/version.py") or ""
             found = re.search(r"^__version__ = '([^']+)'", body, re.M)
@@ -100,3 +100,7 @@ class Upstream:
         """The text of the source tree's `path`; None if it is not here."""
         place = self.place(path)
         return None if place is None else self._read_packed(place)
+
+    def mode(self, path: str) -> str:
+        """git's mode of the source tree's `path`."""
+        return "100755" if (self.root / path).stat().st_mode & 0o100 else "100644"

@@ -1,5 +1,6 @@
 """Small PyTorches and small stacks to try the machinery on."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from wheel.wheelfile import WheelFile
 
 PYTHON = f"cp{sys.version_info.major}{sys.version_info.minor}"
 TAG = f"{PYTHON}-{PYTHON}"
+REVIEWER = ("-c", "user.name=Reviewer", "-c", "user.email=reviewer@example.invalid")
 
 YAML = """\
 - func: add(Tensor self) -> Tensor
@@ -52,6 +54,20 @@ def source(tmp_path):
         "test/test_ops.py": "pass\n",
     }
     return write_files(tmp_path / "pytorch", files)
+
+
+def git(tree, *args):
+    command = ["git", "-C", str(tree), *REVIEWER, *args]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture
+def checkout(source):
+    """The source tree as somebody's checkout, on a branch with a history."""
+    git(source, "init", "--quiet", "--initial-branch=main")
+    git(source, "add", "--all")
+    git(source, "commit", "--quiet", "--message=upstream")
+    return source
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from fork.__main__ import ROOT, main
 from fork.errors import ForkError
 from fork.graft import NATIVE
 from fork.suites import LAB, SUITES, Result
-from fork.tests.conftest import message, write_files
+from fork.tests.conftest import git, message, write_files
 
 COMMANDS = (
-    *("check", "stack", "tree", "apply", "graft", "install"),
+    *("check", "stack", "tree", "apply", "commits", "export", "absorb", "graft", "install"),
     *("test", "test-upstream", "test-stack", "test-sanitizers", "bench", "lint"),
 )
 
@@ -60,6 +60,19 @@ def test_tree_and_apply(in_repo, source, tmp_path):
     assert "3 files changed" in invoke("apply", source)[1]
     code, output = invoke("apply", source)
     assert code == 0 and "has the stack already" in output
+
+
+def test_commits_export_and_absorb(in_repo, source, tmp_path):
+    code, output = invoke("export", tmp_path / "patches", "--upstream", source)
+    assert code == 0 and output.endswith("patches: 2 patches")
+    code, output = invoke("commits", source, "--branch", "review")
+    assert code == 0 and "[attn 2/2] Do a thing branch review: 2 commits on torch 2.6.0a0" in output
+    assert invoke("absorb", source) == (0, "nothing to absorb")
+    (source / "aten/src/ATen/native/Attn.cpp").write_text("int reviewed;\n")
+    git(source, "commit", "--quiet", "--all", "--amend", "--no-edit")
+    code, output = invoke("absorb", source)
+    assert code == 0 and output.endswith("stack/02-explicit/commit.md 3 files changed")
+    assert "was changed there" in invoke("commits", source, "--branch", "review")[1]
 
 
 def test_check(in_repo, source, wheel, unpacked):
