@@ -10,7 +10,7 @@ from pathlib import Path
 from fork.branch import Found, series_of
 from fork.errors import ForkError
 from fork.git import Git, Revision
-from fork.overlay import MARK, Edit, resolve, target_of
+from fork.overlay import MARK, Edit, blank_lines, resolve, target_of
 from fork.stack import SECTIONS, TRAILER, Commit, Stack, files_under, write
 
 # How a file's comments begin, and end, for the marks of an edit that is new.
@@ -145,14 +145,13 @@ def edit_again(path: str, text: str, old: str, new: str, upstream: Revision) -> 
     if added is None:
         added = _insertions(path, lines, goal)
     out = text.splitlines()
-    blocks = {start: (block, blank) for block, start, blank in places}
+    blocks = {start: (block, blanks) for block, start, blanks in places}
     # From the end, so that line numbers of blocks stay right.
-    for start, (block, blank) in sorted(blocks.items(), key=lambda b: -b[1][0].line):
+    for start, (block, blanks) in sorted(blocks.items(), key=lambda b: -b[1][0].line):
         first = block.line + len(block.only)
         last = first + len(block.lines)
         now = added.get(start, [])
-        if blank and now and not now[-1]:
-            now = now[:-1]
+        now = now[: len(now) - min(blanks, blank_lines(now))]
         if now:
             out[first:last] = now
         else:
@@ -226,8 +225,7 @@ def _new_block(path: str, text: str, start: int, lines: list[str], added: list[s
     if anchors(start - 1):
         return [f"{opens}@@ after: {lines[start - 1].strip()}{closes}", *added]
     if anchors(start):
-        if start and not lines[start - 1].strip() and not added[-1].strip():
-            added = added[:-1]
+        added = added[: len(added) - min(blank_lines(lines[:start]), blank_lines(added))]
         return [f"{opens}@@ before: {lines[start].strip()}{closes}", *added]
     raise ForkError(
         f"{target_of(path)}:{start + 1}: lines were added here, where neither neighbour is unique "

@@ -126,19 +126,20 @@ class Edit:
         held = [b for b in self.blocks if b.holds(upstream)] if self.holds(upstream) else []
         return "".join("\n".join(b.lines) + "\n" for b in held)
 
-    def places(self, lines: list[str], upstream: Upstream) -> list[tuple[Block, int, bool]]:
+    def places(self, lines: list[str], upstream: Upstream) -> list[tuple[Block, int, int]]:
         """Where each block that holds for `upstream` goes in its file's `lines`.
 
-        A block, the line before which it goes, and whether a blank line follows it.
+        A block, the line before which it goes, and how many blank lines follow it.
         """
-        found: list[tuple[Block, int, bool]] = []
+        found: list[tuple[Block, int, int]] = []
         for block in self.blocks:
             if not block.holds(upstream):
                 continue
             at = self._find(block, lines, upstream)
-            # An anchor that opens a paragraph makes the block before it one of its own.
-            blank = block.side == "before" and at > 0 and not lines[at - 1].strip()
-            found.append((block, at if block.side == "before" else at + 1, blank))
+            if block.side == "after":
+                found.append((block, at + 1, 0))
+            else:  # an anchor that opens a paragraph makes the block before it one of its own
+                found.append((block, at, blank_lines(lines[:at])))
         return found
 
     def apply(self, text: str, upstream: Upstream) -> str | None:
@@ -146,8 +147,8 @@ class Edit:
         lines = text.splitlines(keepends=True)
         inserts: list[tuple[int, list[str]]] = []
         present = 0
-        for block, start, blank in self.places(lines, upstream):
-            new = [line + "\n" for line in block.lines] + ["\n"] * blank
+        for block, start, blanks in self.places(lines, upstream):
+            new = [line + "\n" for line in block.lines] + ["\n"] * blanks
             stands = lines[start - len(new) : start], lines[start : start + len(new)]
             if new == stands[0 if block.side == "before" else 1]:
                 present += 1
@@ -180,6 +181,11 @@ class Edit:
             f"{self.path}:{block.line}: {' and '.join(counts)} of {target_of(self.path)} "
             f"in {upstream}; an anchor must start exactly one"
         )
+
+
+def blank_lines(lines: list[str]) -> int:
+    """How many there are at the end of `lines`."""
+    return next((n for n, line in enumerate(reversed(lines)) if line.strip()), len(lines))
 
 
 @dataclass

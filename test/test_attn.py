@@ -7,9 +7,10 @@ from itertools import combinations, product
 from operator import getitem
 from typing import NamedTuple
 
+from attn_function import Attn, Discard, gradients, INPUTS, OUTPUTS
+
 import torch
 import torch.utils._pytree as pytree
-from attn_function import Attn, Discard, gradients, INPUTS, OUTPUTS
 from torch.autograd import gradcheck, gradgradcheck
 from torch.profiler import profile, ProfilerActivity
 from torch.testing._internal.common_device_type import (

@@ -4,7 +4,6 @@ from contextlib import nullcontext
 from functools import partial
 from itertools import product
 
-import torch
 from attn_function import tangents
 from test_attn import (
     attn_composed,
@@ -15,6 +14,8 @@ from test_attn import (
     evaluate,
     SMALL,
 )
+
+import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.autocast_test_lists import (
     AutocastCPUTestLists,

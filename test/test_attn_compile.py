@@ -11,15 +11,7 @@ from itertools import product
 from pathlib import Path
 from unittest import mock
 
-import torch
-import torch.utils._pytree as pytree
 from attn_function import double_backward, gradients, INPUTS, OUTPUTS
-from functorch.compile import (
-    aot_function,
-    default_partition,
-    make_boxed_func,
-    min_cut_rematerialization_partition,
-)
 from test_attn import (
     attn_composed,
     AttnTestCase,
@@ -33,6 +25,15 @@ from test_attn import (
     SMALL,
     USED,
     WANTED,
+)
+
+import torch
+import torch.utils._pytree as pytree
+from functorch.compile import (
+    aot_function,
+    default_partition,
+    make_boxed_func,
+    min_cut_rematerialization_partition,
 )
 from torch._dynamo.decorators import mark_unbacked
 from torch._dynamo.testing import AotEagerAndRecordGraphs, CompileCounterWithBackend

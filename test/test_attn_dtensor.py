@@ -6,10 +6,11 @@ from contextlib import contextmanager
 from itertools import cycle, product
 from typing import NamedTuple
 
-import torch
-import torch.distributed as dist
 from attn_function import double_backward, gradients, INPUTS, OUTPUTS
 from test_attn import attn_composed, rule
+
+import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode

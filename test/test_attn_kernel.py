@@ -15,7 +15,6 @@ from itertools import combinations, product
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from attn_function import gradients, INPUTS, OUTPUTS
 from test_attn import (
     attn_composed,
@@ -33,6 +32,8 @@ from test_attn import (
     USED,
     widen,
 )
+
+import torch
 from torch.testing._internal.common_device_type import (
     dtypes,
     instantiate_device_type_tests,

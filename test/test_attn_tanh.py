@@ -10,6 +10,7 @@ import unittest
 from itertools import islice
 
 import mpmath
+
 import torch
 from torch.testing._internal.common_utils import (
     instantiate_parametrized_tests,

@@ -6,7 +6,6 @@ import re
 from functools import partial
 from itertools import product
 
-import torch
 from attn_function import INPUTS, OUTPUTS
 from test_attn import (
     AttnTestCase,
@@ -20,6 +19,8 @@ from test_attn import (
     USED,
 )
 from test_attn_autograd import outputs_of, pullback
+
+import torch
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from torch.testing._internal.common_device_type import (
     dtypes,
@@ -54,7 +55,10 @@ def by_dims(*choices):
 
 def make(case, device, dtype, in_dims, size=SAMPLES):
     """Inputs, and where there are dims for them also the gradients of the outputs."""
-    samples = [sum(case.make(device, dtype), []) for _ in range(max(size, 1))]
+    samples = [
+        [x for part in case.make(device, dtype) for x in part]
+        for _ in range(max(size, 1))
+    ]
     return [
         column[0] if dim is None else torch.stack(column, dim).narrow(dim, 0, size)
         for column, dim in zip(zip(*samples), in_dims)

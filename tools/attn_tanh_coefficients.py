@@ -33,6 +33,7 @@ from mpmath import (
     tanh,
 )
 
+
 HEADER = Path(__file__).resolve().parent.parent / "aten/src/ATen/native/cpu/AttnTanh.h"
 FORMAT = {"float": "f", "double": "d"}
 mp.dps = 40
@@ -132,11 +133,11 @@ def rational(high: mpf, degree_p: int, degree_q: int) -> tuple[list[mpf], list[m
             e += step
             if fabs(step) < fabs(e) / 10**9:
                 break
-        extrema = turns(
-            lambda x, p=p, q=q: evaluate(p, x * x) / evaluate(q, x * x) * x / tanh(x) - 1,
-            points,
-            n,
-        )
+
+        def error(x, p=p, q=q):
+            return evaluate(p, x * x) / evaluate(q, x * x) * x / tanh(x) - 1
+
+        extrema = turns(error, points, n)
         reference = [x for x, _ in extrema]
         if max(fabs(e) for _, e in extrema) < fabs(e) * 1.001:
             return [x / q[-1] for x in p], [x / q[-1] for x in q]
@@ -171,7 +172,9 @@ class Intervals(NamedTuple):
             index = (exponent - 2) * self.steps + int(y / step) - self.steps
             following = (floor(y / step) + 1) * step
             yield Interval(
-                index % self.size, (y - bias) / scale, (min(following, end) - bias) / scale
+                index % self.size,
+                (y - bias) / scale,
+                (min(following, end) - bias) / scale,
             )
             y = following
 
@@ -204,7 +207,10 @@ def polynomials(intervals: Intervals, degree: int) -> Constant:
         p = polynomial(f, low - middle, high - middle, degree, f)
         # The constant term is what costs most to round: of the points near the middle the one
         # where that is least.
-        points = [rounded(x, "float") for x in linspace(middle * 63 / 64, middle * 65 / 64, 129)]
+        points = [
+            rounded(x, "float")
+            for x in linspace(middle * 63 / 64, middle * 65 / 64, 129)
+        ]
         values = [evaluate(p, c - middle) for c in points]
         errors = [fabs(rounded(y, "float") - y) / y for y in values]
         c = points[errors.index(min(errors))]
@@ -235,14 +241,21 @@ def addition(intervals: Intervals, degree: int) -> tuple[Constant, Constant]:
         else:
             # The correction to T is not as exact as T: it is to be small against the result,
             # which matters most in the first of these intervals.
-            middle = atanh((tanh(low) + tanh(high)) / 2) if low < 1 else (low + high) / 2
+            middle = (
+                atanh((tanh(low) + tanh(high)) / 2) if low < 1 else (low + high) / 2
+            )
             width = (high - low) / 64
-            points = [rounded(x, "double") for x in linspace(middle - width, middle + width, 2001)]
+            points = [
+                rounded(x, "double")
+                for x in linspace(middle - width, middle + width, 2001)
+            ]
 
             def cost(c):
                 T = tanh(c)
                 d = 1 - T * T
-                return fabs(rounded(T, "double") - T) / T + fabs(rounded(d, "double") - d)
+                return fabs(rounded(T, "double") - T) / T + fabs(
+                    rounded(d, "double") - d
+                )
 
             c = min(points, key=cost)
             T = tanh(c)
@@ -256,13 +269,20 @@ def addition(intervals: Intervals, degree: int) -> tuple[Constant, Constant]:
             s = tanh(t)
             for c, T, low, high in reach:
                 if low <= t <= high:
-                    worst = max(worst, fabs(s) * (1 - T * T) / (1 + T * s) ** 2 / tanh(c + t))
+                    worst = max(
+                        worst, fabs(s) * (1 - T * T) / (1 + T * s) ** 2 / tanh(c + t)
+                    )
         t = sqrt(u)
         return tanh(t) / t / u / worst
 
     high = max(max(-low, high) for _, _, low, high in reach) ** 2
     r = polynomial(
-        lambda u: (tanh(sqrt(u)) / sqrt(u) - 1) / u, high / 4000, high, degree, weight, grid=400
+        lambda u: (tanh(sqrt(u)) / sqrt(u) - 1) / u,
+        high / 4000,
+        high,
+        degree,
+        weight,
+        grid=400,
     )
     return table("double", columns, intervals.size), one_row("double", r)
 
@@ -281,7 +301,9 @@ def derive() -> dict[str, Constant]:
     )
     quotient = rational(mpf("5.5"), degree_p=2, degree_q=3)
     return {
-        "attn_tanh_avx512": polynomials(Intervals(32, 8, "1", "0.625", "9.2"), degree=4),
+        "attn_tanh_avx512": polynomials(
+            Intervals(32, 8, "1", "0.625", "9.2"), degree=4
+        ),
         "attn_tanh_avx2": polynomials(Intervals(8, 2, "1", "0.75", "9.2"), degree=7),
         "attn_tanh_small": one_row("float", small),
         "attn_tanh_p": one_row("float", quotient[0]),
@@ -304,11 +326,15 @@ def definition(name: str, constant: Constant) -> str:
     lists = [", ".join(literal(x, kind) for x in row) for row in rows]
     size = f"[{len(rows[0])}]"
     if len(rows) == 1:
-        body = textwrap.fill(lists[0], 80, initial_indent="    ", subsequent_indent="    ")
+        body = textwrap.fill(
+            lists[0], 80, initial_indent="    ", subsequent_indent="    "
+        )
     else:
         size = f"[{len(rows)}]{size}"
         body = "\n".join(
-            textwrap.fill(f"{{{row}}},", 80, initial_indent="    ", subsequent_indent="     ")
+            textwrap.fill(
+                f"{{{row}}},", 80, initial_indent="    ", subsequent_indent="     "
+            )
             for row in lists
         )
     align = "alignas(64) " if len(rows) > 1 else ""
@@ -335,7 +361,9 @@ def difference(name: str, constant: Constant, header: str) -> str | None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="compare the header instead")
+    parser.add_argument(
+        "--check", action="store_true", help="compare the header instead"
+    )
     check = parser.parse_args().check
     constants = derive()
     if not check:

@@ -20,9 +20,8 @@ import click
 import memory
 import report
 import roofline
-import torch
-from cases import ATTN, CASES, COMPILE, EAGER, JAX, MODES, SHORT, Case, rows
-from contenders import RUNS, Absent, Problem, as_tensors, disagreement
+from cases import ATTN, Case, CASES, COMPILE, EAGER, JAX, MODES, rows, SHORT
+from contenders import Absent, as_tensors, disagreement, Problem, RUNS
 from measure import BLOCK, interleaved
 from rich.console import Console
 from rich.progress import (
@@ -32,6 +31,9 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
 )
+
+import torch
+
 
 console = Console(highlight=False, soft_wrap=True)
 

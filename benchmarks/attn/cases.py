@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, Optional
 
+
 # Who takes part, and how the report calls them.
 ATTN, EAGER, COMPILE, FUNCTION, JAX = "attn", "eager", "compile", "Function", "jax"
 TITLES = {

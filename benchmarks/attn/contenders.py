@@ -5,9 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from cases import ATTN, Case, COMPILE, EAGER, FUNCTION, JAX
+
 import torch
-from cases import ATTN, COMPILE, EAGER, FUNCTION, JAX, Case
 from torch import Tensor
+
 
 Run = Callable[[], Any]
 

@@ -8,7 +8,9 @@ from typing import NamedTuple
 
 from cases import QUIET
 from contenders import Run
+
 from torch.utils.benchmark import Timer
+
 
 BLOCK = 0.05  # seconds that one block of calls takes, where a call is shorter
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+
 LEAST = (
     16 << 20
 )  # bytes of attn from which on pages and libraries' own buffers are small
@@ -42,9 +43,10 @@ def status() -> dict[str, int]:
 
 
 def measure(name: str, mode: str, contender: str, threads: int) -> int:
-    import torch
     from cases import CASES
-    from contenders import RUNS, Problem
+    from contenders import Problem, RUNS
+
+    import torch
 
     torch.set_num_threads(threads)
     case = next(case for case in CASES if case.name == name)

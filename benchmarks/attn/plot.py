@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
+
 # Told apart without colours too, and on a light as on a dark ground.
 LOOKS = {
     ATTN: ("#d55e00", "o"),

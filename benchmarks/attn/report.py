@@ -19,9 +19,10 @@ from cases import (
     MODES,
     QUIET,
     SHORT,
-    TITLES,
     Target,
+    TITLES,
 )
+
 
 PLOTS = importlib.util.find_spec("matplotlib") is not None
 
@@ -39,10 +40,12 @@ HEAD = """\
 
 {machine}
 
-{peaks}Each figure is of so many rounds, in each of which all take a turn, in rotated order: the median time of `torch.attn`, \
-and how many times as fast it was as the others, the median of the rounds' ratios. In parentheses: what is aimed at. *roofline*: \
-how much of the speed that the machine's peaks allow, at which the multiply-adds of the matrix products or the bytes that must move \
-would take all the time; *with pages*: of what they allow where the system has to provide zeroed pages for `attn` too, as it has for tensors of 32 MiB and more, which malloc doesn't keep. *scratch*: the peak of memory above inputs, outputs and gradients, as a fraction of `attn`; eager's beside it.
+{peaks}Each figure is of so many rounds, in each of which all take a turn, in rotated order: the median time of \
+`torch.attn`, and how many times as fast it was as the others, the median of the rounds' ratios. In parentheses: what \
+is aimed at. *roofline*: how much of the speed that the machine's peaks allow, at which the multiply-adds of the matrix \
+products or the bytes that must move would take all the time; *with pages*: of what they allow where the system has to \
+provide zeroed pages for `attn` too, as it has for tensors of 32 MiB and more, which malloc doesn't keep. *scratch*: \
+the peak of memory above inputs, outputs and gradients, as a fraction of `attn`; eager's beside it.
 
 {verdict}
 """

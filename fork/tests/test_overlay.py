@@ -47,6 +47,13 @@ def test_apply(edit, expected, unpacked):
     assert parsed.apply(expected, upstream) is None  # it stands there already
 
 
+def test_a_block_is_as_far_from_the_next_paragraph_as_upstreams_are(unpacked):
+    edit = Edit.parse("a.edit.py", "# @@ before: def b\ndef new")
+    expected = "def a\n\n\ndef new\n\n\ndef b\n"
+    assert edit.apply("def a\n\n\ndef b\n", Upstream(unpacked)) == expected
+    assert edit.apply(expected, Upstream(unpacked)) is None
+
+
 def test_apply_to_text_without_final_newline(unpacked):
     assert (
         Edit.parse("a.edit.txt", "# @@ after: one\nnew").apply("one", Upstream(unpacked))

@@ -19,8 +19,9 @@ Args:
     v (Tensor): the values, of shape :math:`(*, n, e)`.
 
 Here :math:`*` is any number of batch dimensions, none included. They are the same for all three: there
-is no broadcasting, but an operand that the samples share can be passed expanded. All three have the same floating point or complex dtype and are on the same device. The scores
-are neither scaled nor, for complex inputs, conjugated.
+is no broadcasting, but an operand that the samples share can be passed expanded. All three have the same
+floating point or complex dtype and are on the same device. The scores are neither scaled nor, for complex inputs,
+conjugated.
 
 Autocast runs it in the lower precision. It is as deterministic as :func:`torch.matmul`. The forward takes
 :math:`2mn(d + e)` FLOPs for each sample and no memory beyond its results, the backward twice as many FLOPs and one

@@ -56,8 +56,7 @@ static Tensor attn_scores_jvp(
     const Tensor& q_t,
     const Tensor& k_p,
     const Tensor& k_t) {
-  return attn_add(
-      attn_matmul(q_t, k_p.mT()), attn_matmul(q_p, attn_mT(k_t)));
+  return attn_add(attn_matmul(q_t, k_p.mT()), attn_matmul(q_p, attn_mT(k_t)));
 }
 
 // attn_t = (1 - attn²) ∘ scores_t
@@ -86,7 +85,9 @@ Tensor attn_output_jvp(
 
 // G = G_o vᴴ + G_a, the whole gradient of attn
 static Tensor attn_grad(
-    const Tensor& grad_output, const Tensor& grad_attn, const Tensor& v) {
+    const Tensor& grad_output,
+    const Tensor& grad_attn,
+    const Tensor& v) {
   return attn_add(attn_matmul(grad_output, v.mH()), grad_attn);
 }
 
@@ -109,12 +110,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> attn_double_backward(
     std::array<bool, 6> grad_input_mask) {
   const Tensor grad_output = grad_output_opt.value_or(Tensor());
   const Tensor grad_attn = grad_attn_opt.value_or(Tensor());
-  const auto [needs_grad_output,
-              needs_grad_attn,
-              needs_q,
-              needs_k,
-              needs_v,
-              needs_attn] = grad_input_mask;
+  const auto
+      [needs_grad_output,
+       needs_grad_attn,
+       needs_q,
+       needs_k,
+       needs_v,
+       needs_attn] = grad_input_mask;
   const Tensor slope = 1 - attn * attn;
   Tensor scores_t, attn_t, grad, grad_scores;
   if (needs_grad_output || needs_grad_attn || needs_v || needs_attn) {
@@ -182,8 +184,7 @@ Tensor attn_backward_jvp(
     scores_t = attn_mT(scores_t);
   }
   return attn_add(
-      attn_matmul(scores_t, x_p.conj()),
-      attn_matmul(scores_p, attn_conj(x_t)));
+      attn_matmul(scores_t, x_p.conj()), attn_matmul(scores_p, attn_conj(x_t)));
 }
 
 // grad_v_t = attn_tᴴ G_o + attnᴴ G_o_t

@@ -20,11 +20,7 @@ different ranks is Partial. What DTensor makes of the rows:
 from collections.abc import Sequence
 
 import torch
-from torch.distributed.tensor._op_schema import (
-    OpSchema,
-    OpStrategy,
-    RuntimeSchemaInfo,
-)
+from torch.distributed.tensor._op_schema import OpSchema, OpStrategy, RuntimeSchemaInfo
 from torch.distributed.tensor._ops.utils import (
     expand_to_full_mesh_op_strategy,
     normalize_dim,

@@ -7,11 +7,7 @@ import numpy as np
 import torch
 from torch.testing import make_tensor
 from torch.testing._internal.common_dtype import floating_and_complex_types_and
-from torch.testing._internal.opinfo.core import (
-    ErrorInput,
-    OpInfo,
-    SampleInput,
-)
+from torch.testing._internal.opinfo.core import ErrorInput, OpInfo, SampleInput
 
 
 # (*, m, d, n, e): q is (*, m, d), k is (*, n, d), v is (*, n, e)
