@@ -15,7 +15,7 @@ import click
 from rich.table import Table
 
 from fork import base as bases
-from fork import sanitizers, source, suites
+from fork import review, sanitizers, source, suites
 from fork.absorb import absorb
 from fork.bootstrap import make_venv
 from fork.branch import commits, export
@@ -230,6 +230,34 @@ def absorb_command(tree: Path) -> None:
     for path in changed:
         console.print(path, markup=False)
     console.print(f"{len(changed)} files changed" if changed else "nothing to absorb")
+
+
+@main.command("review")
+@click.option(
+    "--upstream",
+    type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path),
+    envvar="UPSTREAM",
+    help="A checkout of PyTorch to make the commits in.  [default: a copy of Debian 13's source]",
+)
+@BRANCH
+def review_command(upstream: Path | None, branch: str) -> None:
+    """Run upstream's own linters on what the stack adds, on a checkout of upstream."""
+    folder, venv = BUILD / "review", BUILD / "venv-review"
+    tree = upstream or folder / "pytorch"
+    with alone():
+        if not tree.exists():
+            copy_pristine(Upstream(source_tree()), tree)
+        base, _ = commits(Stack(ROOT), tree, branch)
+        folder.mkdir(exist_ok=True)
+        wanted = folder / "requirements.txt"
+        wanted.write_text("\n".join(review.requirements(tree)) + "\n")
+        make_venv(venv, wanted)
+        with step("upstream's linters"):
+            found = review.lint(tree, base.commit, venv, folder / "lintrunner.log")
+    for lint in found:
+        console.print(str(lint), markup=False)
+    console.print(f"{len(found)} remarks; not run: {', '.join(sorted(review.LEFT_OUT))}")
+    sys.exit(1 if found else 0)
 
 
 def _graft_options(command):
@@ -509,7 +537,7 @@ def lint(fix: bool) -> None:
     # Edits are fragments of upstream's files, and keep their indentation there.
     whole = [f for f in ours if not EDIT.match(f.rpartition("/")[2])]
     python = [f for f in whole if f.endswith(".py")]
-    theirs = ("benchmarks/", "stack/", "test/", "torch/")  # PyTorch's width
+    theirs = ("benchmarks/", "stack/", "test/", "tools/", "torch/")  # PyTorch's width
     upstreams = [f for f in python if f.startswith(theirs)]
     cpp = [f for f in whole if f.endswith((".cpp", ".h"))]
     dry = [] if fix else ["--check"]

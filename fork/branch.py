@@ -118,7 +118,7 @@ def _file(upstream: Upstream | None, path: str, content: bytes) -> bytes:
     return f"M {mode} inline {path}\ndata {len(content)}\n".encode() + content + b"\n"
 
 
-def commits(stack: Stack, tree: Path, branch: str) -> tuple[Upstream, list[str]]:
+def commits(stack: Stack, tree: Path, branch: str) -> tuple[Revision, list[str]]:
     """Puts the stack on the branch `branch` of the checkout `tree`, and checks it out.
 
     A source tree without git becomes a checkout first. Returns what the stack stands on, and the

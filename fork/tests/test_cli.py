@@ -16,7 +16,16 @@ from fork.tests.conftest import git, message, write_files
 
 COMMANDS = (
     *("check", "stack", "tree", "apply", "commits", "export", "absorb", "graft", "install"),
-    *("test", "test-upstream", "test-stack", "test-sanitizers", "bench", "lint"),
+    *(
+        "test",
+        "test-upstream",
+        "test-stack",
+        "test-sanitizers",
+        "source",
+        "review",
+        "bench",
+        "lint",
+    ),
 )
 
 
