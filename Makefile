@@ -7,7 +7,7 @@ UPSTREAM ?=
 BOOTSTRAP = @command -v $(PYTHON) >/dev/null || { echo "error: no $(PYTHON): install Python 3.11 or newer, or name one with PYTHON=" >&2; exit 1; }; \
 	exec $(PYTHON) -m fork.bootstrap
 
-.PHONY: attn test test-upstream test-stack test-sanitizers bench lint clean
+.PHONY: attn test test-upstream test-stack test-sanitizers source bench lint clean
 attn: ## graft the tip, install it in .venv, run the lab's example
 	$(BOOTSTRAP) install --example $(if $(BASE),--base $(BASE)) $(if $(COMMIT),--commit $(COMMIT))
 
@@ -22,6 +22,9 @@ test-stack: ## the lab's six suites and the operator's own tests on each commit 
 
 test-sanitizers: ## the operator's tests with AddressSanitizer and UndefinedBehaviorSanitizer in it
 	$(BOOTSTRAP) test-sanitizers
+
+source: ## PyTorch built whole from its source, with the stack as commits: hours
+	$(BOOTSTRAP) source $(if $(UPSTREAM),--upstream $(UPSTREAM) --python $(PYTHON))
 
 bench: ## the operator's speed beside eager, torch.compile, JAX and the machine's limits
 	$(BOOTSTRAP) bench --publish

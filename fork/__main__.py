@@ -15,7 +15,7 @@ import click
 from rich.table import Table
 
 from fork import base as bases
-from fork import review, sanitizers, source, suites
+from fork import review, sanitizers, source, source_build, suites
 from fork.absorb import absorb
 from fork.bootstrap import make_venv
 from fork.branch import commits, export
@@ -230,6 +230,39 @@ def absorb_command(tree: Path) -> None:
     for path in changed:
         console.print(path, markup=False)
     console.print(f"{len(changed)} files changed" if changed else "nothing to absorb")
+
+
+@main.command("source")
+@click.option(
+    "--upstream",
+    type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path),
+    envvar="UPSTREAM",
+    help="A checkout of PyTorch to build with your own tools.  [default: Debian 13's source]",
+)
+@click.option(
+    "--python",
+    default="python3",
+    show_default=True,
+    help="What builds a checkout: has what its requirements.txt names.",
+)
+@BRANCH
+def source_command(upstream: Path | None, python: str, branch: str) -> None:
+    """Build PyTorch whole, with the stack on it, and run the lab's suites there (`make source`).
+
+    It goes on where an earlier run stopped. Without --upstream, Debian's source package is built in
+    a Debian of its own below build/, for which it wants to be run by root.
+    """
+    folder = BUILD / "from-source"
+    with alone():
+        if upstream is None:
+            place = source_build.debian(folder, BUILD / "source")
+        else:
+            place = source_build.checkout(upstream, python, folder / "logs")
+        runs = source_build.build(place, Stack(ROOT), branch)
+        results = source_build.test(place)
+    print_wide(suites.table(results[: len(suites.LAB)], results[len(suites.LAB) :]))
+    print_wide(source_build.table(runs))
+    finish(results)
 
 
 @main.command("review")

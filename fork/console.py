@@ -49,6 +49,14 @@ def step(title: str) -> Iterator[Step]:
     console.print(f"[green]+[/] {words} [dim]({seconds:.1f} s)[/]")
 
 
+def stop(process: subprocess.Popen) -> None:
+    process.terminate()
+    try:
+        process.wait(timeout=5)
+    except subprocess.TimeoutExpired:  # unshare waits for its child instead
+        process.kill()
+
+
 def run(
     command: list, log: Path, wrong: str, *, line: Callable[[str], None] | None = None, **kwargs
 ) -> None:
@@ -76,7 +84,7 @@ def run(
                     if line is not None:
                         line(text)
             except BaseException:
-                process.terminate()
+                stop(process)
                 raise
     except OSError as e:
         raise ForkError(f"{wrong}: {e}") from None

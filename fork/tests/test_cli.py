@@ -11,6 +11,7 @@ from fork import __main__ as cli
 from fork.__main__ import ROOT, main
 from fork.errors import ForkError
 from fork.graft import NATIVE
+from fork.source_build import Figures
 from fork.suites import LAB, SUITES, Result
 from fork.tests.conftest import git, message, write_files
 
@@ -82,6 +83,21 @@ def test_commits_export_and_absorb(in_repo, source, tmp_path):
     code, output = invoke("absorb", source)
     assert code == 0 and output.endswith("stack/02-explicit/commit.md 3 files changed")
     assert "was changed there" in invoke("commits", source, "--branch", "review")[1]
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_source(in_repo, source, tmp_path, monkeypatch, failed):
+    calls = []
+    monkeypatch.setattr(cli.source_build, "checkout", lambda *args: calls.append(args))
+    monkeypatch.setattr(cli.source_build, "build", lambda *_: [Figures(1380, 8575, 4500, 2**30)])
+    results = [Result(name, ours={"TestA.test_a": "passed"}) for name in LAB]
+    results[0].ours["TestA.test_b"] = "failed" if failed else "passed"
+    monkeypatch.setattr(cli.source_build, "test", lambda _: results)
+    code, output = invoke("source", "--upstream", source, "--python", "python3.12")
+    assert code == failed
+    assert calls == [(source, "python3.12", in_repo / "build/from-source/logs")]
+    assert "1380 8575 75 1.0 GiB" in output
+    assert ("6 passed, 1 failed" if failed else "7 passed, 0 failed") in output
 
 
 def test_check(in_repo, source, wheel, unpacked):

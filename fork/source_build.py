@@ -1,0 +1,273 @@
+"""PyTorch built whole with the stack on it: a checkout, or Debian's source in a Debian for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import shlex
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.table import Table
+
+from fork import source, suites
+from fork.branch import commits
+from fork.console import Step, run, step
+from fork.errors import ForkError
+from fork.graft import is_source
+from fork.overlay import target_of
+from fork.stack import Stack, copy_pristine
+from fork.upstream import Upstream
+
+# What PyTorch's build asks for beyond the build dependencies of Debian's package, and its tests.
+PACKAGES = (
+    *("ca-certificates", "ccache", "git", "libopenblas-dev"),
+    *("python3-filelock", "python3-fsspec", "python3-jinja2", "python3-networkx"),
+    *("python3-sympy", "python3-typing-extensions", "python3-setuptools"),
+    *("python3-expecttest", "python3-hypothesis", "python3-psutil", "python3-pytest"),
+    *("python3-scipy", "python3-xmlrunner"),
+)
+# A build for CPUs, of what the operator and its tests go through.
+OFF = (
+    *("CUDA", "CUDNN", "DISTRIBUTED", "FBGEMM", "GFLAGS", "GLOG", "GLOO", "ITT", "KINETO", "LLVM"),
+    *("MAGMA", "MKLDNN", "MPI", "NCCL", "NNPACK", "NUMA", "PYTORCH_QNNPACK", "ROCM", "TENSORPIPE"),
+    *("VULKAN", "XNNPACK", "XPU"),
+)
+ENVIRONMENT = {
+    **{f"USE_{name}": "0" for name in OFF},
+    **dict.fromkeys(("BUILD_TEST", "BUILD_BINARY"), "0"),
+    **dict.fromkeys(("NO_CUDA", "USE_NUMPY", "USE_OPENMP", "PYTORCH_BUILD_NUMBER"), "1"),
+    "BLAS": "OpenBLAS",
+    "CFLAGS": "-I/usr -Wno-dangling-reference",
+    "CXXFLAGS": "-I/usr -Wno-dangling-reference",
+    "CMAKE_BUILD_TYPE": "Release",
+    "CMAKE_GENERATOR": "Ninja",
+    "ONNX_NAMESPACE": "onnx",
+    "PYTORCH_BUILD_VERSION": source.RELEASE,
+    "USE_SYSTEM_LIBS": "ON",
+    "LC_ALL": "C.UTF-8",
+}
+# A step's line of Ninja: how many are done, and of how many.
+NINJA = re.compile(r"\[(\d+)/(\d+)\] .*?([^/ ]+)$")
+GIB = 2**30
+ROOM = 14 * GIB  # what all of it takes in the end, with something to spare
+
+
+# Mounts and processes are in namespaces that end with the command, and the command with us: nothing
+# is left mounted or running, whatever happens, and to remove the folder removes nothing else.
+NAMESPACE = (
+    *("setpriv", "--pdeathsig", "KILL"),
+    *("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"),
+)
+# Runs a command in the Debian, in the same working folder, with this folder at its own path.
+ENTER = f"""\
+exec {" ".join(NAMESPACE)} sh -c '
+    for dir in dev proc sys; do mount --rbind "/$dir" "$0/$dir" || exit; done
+    mkdir -p "$0$1" && mount --bind "$1" "$0$1" || exit
+    root=$0 place=$PWD
+    shift
+    exec chroot "$root" /usr/bin/env -C "$place" PATH=/usr/local/bin:/usr/bin:/bin HOME=/root "$@"
+' {{root}} {{folder}} "$@"
+"""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a run of the build took."""
+
+    steps: int
+    cpu_seconds: int
+    wall_seconds: int
+    largest_process: int  # bytes
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the build happens: a tree, the Python to build and test with, and what it is told."""
+
+    tree: Path
+    python: Path
+    logs: Path
+    variables: Mapping[str, str]
+
+
+def debian(folder: Path, sources: Path) -> Place:
+    """Debian's source below `folder`, and a Debian to build it in; what is there is kept."""
+    _check_machine(folder)
+    root, tree = folder / "root", folder / "pytorch"
+    if not root.is_dir():
+        _make_root(root, folder / "root.log")
+    paths = {"root": shlex.quote(str(root)), "folder": shlex.quote(str(folder))}
+    enter = _script(folder / "enter", ENTER.format(**paths))
+    python = _script(folder / "python", f'exec {shlex.quote(str(enter))} python3 "$@"\n')
+    if not tree.is_dir():
+        with step(f"source of PyTorch {source.RELEASE}, with Debian's patches"):
+            _make_tree(tree, source.fetch(sources), enter)
+    variables = ENVIRONMENT | {"CCACHE_DIR": str(folder / "ccache")}
+    return Place(tree, python, folder / "logs", variables)
+
+
+def checkout(tree: Path, python: str, logs: Path) -> Place:
+    """A checkout with its submodules, built with the user's own tools and variables."""
+    found = shutil.which(python)
+    if found is None:
+        raise ForkError(f"{python}: no such Python to build {tree} with")
+    return Place(tree, Path(found), logs, {})
+
+
+def build(place: Place, stack: Stack, branch: str) -> list[Figures]:
+    """Puts the stack on the tree as commits; then PyTorch's own build, which goes on where it was.
+
+    Returns what this run and those before it cost. Raises ForkError if the build would leave out
+    a C++ file of the overlay.
+    """
+    with step("commit the stack") as doing:
+        upstream, made = commits(stack, place.tree, branch)
+        doing.done = f"{len(made)} commits on {upstream}"
+    env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")} | {**place.variables}
+    setup = [place.python, "setup.py"]
+    about = {"cwd": place.tree, "env": env}
+    with step("configure"):
+        log = place.logs / "configure.log"
+        # Each time: the lists of sources are globbed.
+        again = [*setup, "build", "--cmake", "--cmake-only"]
+        run(again, log, "PyTorch cannot be configured", **about)
+        if missing := left_out(stack, place.tree):
+            raise ForkError(f"{missing[0]}: PyTorch's build does not compile it")
+    start, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    kept = place.logs / "figures.jsonl"
+    with step("compile") as doing:
+        steps = Steps(doing)
+        try:
+            log = place.logs / "build.log"
+            run([*setup, "develop"], log, "PyTorch's build stopped", line=steps, **about)
+        finally:
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            cpu = sum(getattr(after, k) - getattr(before, k) for k in ("ru_utime", "ru_stime"))
+            wall, largest = time.monotonic() - start, after.ru_maxrss * 1024
+            with kept.open("a") as out:
+                figures = Figures(steps.done, round(cpu), round(wall), largest)
+                out.write(f"{json.dumps(asdict(figures))}\n")
+        doing.done = f"{steps.done} steps" if steps.done else "nothing to do"
+    return [Figures(**json.loads(line)) for line in kept.read_text().splitlines()]
+
+
+def test(place: Place) -> list[suites.Result]:
+    """The lab's suites, then the operator's own test files: that build, from that tree."""
+    wanted = {**suites.LAB, **suites.own(place.tree)}
+    logs = place.logs / "suites"
+    return suites.run(place.python, place.tree, wanted, log_dir=logs, variables=place.variables)
+
+
+def table(runs: Sequence[Figures]) -> Table:
+    """What this run of the build cost, and all of them."""
+    grid = suites.new_table("The build")
+    grid.show_footer = False
+    for head in ("", "steps", "CPU seconds", "minutes", "largest process"):
+        grid.add_column(head, justify="right")
+    whole = Figures(
+        sum(run.steps for run in runs),
+        sum(run.cpu_seconds for run in runs),
+        sum(run.wall_seconds for run in runs),
+        max(run.largest_process for run in runs),
+    )
+    for name, of in (("this run", runs[-1]), (f"all {len(runs)} runs", whole)):
+        gib = f"{of.largest_process / GIB:.1f} GiB"
+        grid.add_row(name, f"{of.steps}", f"{of.cpu_seconds}", f"{of.wall_seconds / 60:.0f}", gib)
+    return grid
+
+
+class Steps:
+    """Counts Ninja's steps in the lines of its output, and tells how far it is."""
+
+    def __init__(self, doing: Step):
+        self.doing = doing
+        self.done = 0
+        self.start = time.monotonic()
+
+    def __call__(self, line: str) -> None:
+        if found := NINJA.match(line.strip()):
+            self.done, total = int(found[1]), int(found[2])
+            left = (time.monotonic() - self.start) / self.done * (total - self.done) / 60
+            self.doing.tell(f"compile {self.done} of {total}, {left:.0f} min to go: {found[3]}")
+
+
+def left_out(stack: Stack, tree: Path) -> list[str]:
+    """The C++ files of the overlay, and those it edits, that no step of the build compiles."""
+    try:
+        text = (tree / "build" / "build.ninja").read_text()
+    except OSError:
+        raise ForkError(f"{tree}: has no build/build.ninja: is CMake's generator Ninja?") from None
+    sources = (target_of(path) or path for path in stack.tree() if is_source(path))
+    return [path for path in sources if path not in text]
+
+
+def _make_tree(tree: Path, pristine: Path, enter: Path) -> None:
+    """A copy of Debian's source that builds: its patches find the libraries, which are Debian's."""
+    partial, log = tree.with_name(f"{tree.name}.partial"), tree.with_name("source.log")
+    shutil.rmtree(partial, ignore_errors=True)
+    copy_pristine(Upstream(pristine), partial)
+    run([enter, "dpkg-source", "--before-build", partial], log, "Debian's patches do not apply")
+    shutil.rmtree(partial / ".pc")  # the files as they were before
+    # The one generated file that the package lacks.
+    serialization = partial / "torch/csrc/jit/serialization"
+    options = ("--cpp", "--gen-mutable", "--scoped-enums", "-o", serialization)
+    run([enter, "flatc", *options, serialization / "mobile_bytecode.fbs"], log, "flatc")
+    partial.rename(tree)
+
+
+def _script(place: Path, text: str) -> Path:
+    place.write_text(f"#!/bin/sh\n{text}")
+    place.chmod(0o755)
+    return place
+
+
+def _check_machine(folder: Path) -> None:
+    tools = {"mmdebstrap": "mmdebstrap", "unshare": "util-linux", "setpriv": "util-linux"}
+    for tool, package in tools.items():
+        if not shutil.which(tool):
+            raise ForkError(f"{tool}: not found: install the package {package}")
+    if os.geteuid():
+        raise ForkError(
+            "only root can make and enter a Debian of its own: run this as root, or name a "
+            "checkout of PyTorch to build with your own tools (UPSTREAM=)"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    has = 0
+    for here, _, names in os.walk(folder):
+        has += sum(os.lstat(os.path.join(here, name)).st_blocks * 512 for name in names)
+    free = shutil.disk_usage(folder).free
+    if has + free < ROOM:
+        raise ForkError(
+            f"{folder}: a source build takes {ROOM / GIB:.0f} GiB of disk, and "
+            f"{free / GIB:.1f} GiB are free (it has {has / GIB:.1f} already)"
+        )
+
+
+def _make_root(root: Path, log: Path) -> None:
+    """Debian with all that PyTorch is built and tested with; nothing is left of a half of one."""
+    partial = root.with_name("root.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    build_dep = f'chroot "$1" apt-get --yes --no-install-recommends build-dep {source.PACKAGE}'
+    mirror = source.mirrors()[0]
+    command = [
+        *NAMESPACE,
+        *("mmdebstrap", "--variant=minbase", f"--keyring={source.KEYRING}"),
+        f"--include={','.join(PACKAGES)}",
+        f"--customize-hook={build_dep}",
+        *(source.SUITE, partial),
+        *(f"{kind} {mirror} {source.SUITE} main" for kind in ("deb", "deb-src")),
+    ]
+    with step(f"make a Debian ({source.SUITE}) with the build dependencies") as doing:
+        run(
+            command,
+            log,
+            "Debian cannot be made",
+            line=lambda line: doing.tell(f"make a Debian: {line.strip()[:100]}"),
+        )
+    partial.rename(root)
