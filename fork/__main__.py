@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import click
@@ -181,6 +182,12 @@ def apply_command(tree: Path) -> None:
         console.print(f"{tree}: has the stack already; nothing to do", markup=False)
 
 
+_upstream = partial(
+    click.option,
+    "--upstream",
+    type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path),
+    envvar="UPSTREAM",
+)
 CHECKOUT = click.argument(
     "tree", type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path)
 )
@@ -207,12 +214,7 @@ def commits_command(tree: Path, branch: str) -> None:
 
 @main.command("export")
 @click.argument("directory", type=click.Path(path_type=Path))
-@click.option(
-    "--upstream",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    envvar="UPSTREAM",
-    help="The pristine source tree to make them for.  [default: Debian 13's source package]",
-)
+@_upstream(help="The pristine source tree to make them for.  [default: Debian 13's source package]")
 def export_command(directory: Path, upstream: Path | None) -> None:
     """Write the stack as patches for `git am`, and their list, into DIRECTORY."""
     made = export(Stack(ROOT), Upstream(upstream or source_tree()), directory)
@@ -233,11 +235,8 @@ def absorb_command(tree: Path) -> None:
 
 
 @main.command("source")
-@click.option(
-    "--upstream",
-    type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path),
-    envvar="UPSTREAM",
-    help="A checkout of PyTorch to build with your own tools.  [default: Debian 13's source]",
+@_upstream(
+    help="A checkout of PyTorch to build with your own tools.  [default: Debian 13's source]"
 )
 @click.option(
     "--python",
@@ -266,11 +265,8 @@ def source_command(upstream: Path | None, python: str, branch: str) -> None:
 
 
 @main.command("review")
-@click.option(
-    "--upstream",
-    type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path),
-    envvar="UPSTREAM",
-    help="A checkout of PyTorch to make the commits in.  [default: a copy of Debian 13's source]",
+@_upstream(
+    help="A checkout of PyTorch to make the commits in.  [default: a copy of Debian 13's source]"
 )
 @BRANCH
 def review_command(upstream: Path | None, branch: str) -> None:
@@ -416,18 +412,14 @@ def finish(results: list[suites.Result]) -> None:
     sys.exit(0 if all(r.ok for r in results) else 1)
 
 
-def _upstream_option(command):
-    return click.option(
-        "--upstream",
-        type=click.Path(exists=True, file_okay=False, path_type=Path),
-        envvar="UPSTREAM",
-        help="A source tree of the release to test on.  [default: Debian 13's source package]",
-    )(command)
+SUITES_UPSTREAM = _upstream(
+    help="A source tree of the release to test on.  [default: Debian 13's source package]"
+)
 
 
 @main.command("test-upstream")
 @click.option("--commit", type=int, help="Test commits 1 to this one.  [default: all]")
-@_upstream_option
+@SUITES_UPSTREAM
 @click.option("--suite", "only", multiple=True, help="Run this suite only; may be repeated.")
 def test_upstream(commit: int | None, upstream: Path | None, only: tuple[str, ...]) -> None:
     """Run PyTorch's own suites for attn, with the overlay applied (`make test-upstream`)."""
@@ -442,7 +434,7 @@ def test_upstream(commit: int | None, upstream: Path | None, only: tuple[str, ..
 
 
 @main.command("test-stack")
-@_upstream_option
+@SUITES_UPSTREAM
 def test_stack(upstream: Path | None) -> None:
     """Run the lab's suites on each commit of the stack by itself (`make test-stack`).
 
