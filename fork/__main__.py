@@ -22,6 +22,7 @@ from fork.bootstrap import make_venv
 from fork.branch import commits, export
 from fork.console import console, print_wide, step
 from fork.errors import ForkError
+from fork.git import Git
 from fork.graft import NATIVE, Graft
 from fork.install import install
 from fork.overlay import EDIT, resolve
@@ -270,23 +271,30 @@ def source_command(upstream: Path | None, python: str, branch: str) -> None:
 )
 @BRANCH
 def review_command(upstream: Path | None, branch: str) -> None:
-    """Run upstream's own linters on what the stack adds, on a checkout of upstream."""
+    """Run upstream's own linters on what each commit of the stack adds, in a checkout of it."""
     folder, venv = BUILD / "review", BUILD / "venv-review"
     tree = upstream or folder / "pytorch"
     with alone():
         if not tree.exists():
             copy_pristine(Upstream(source_tree()), tree)
-        base, _ = commits(Stack(ROOT), tree, branch)
+        series = Stack(ROOT)
+        base, made = commits(series, tree, branch)
         folder.mkdir(exist_ok=True)
         wanted = folder / "requirements.txt"
         wanted.write_text("\n".join(review.requirements(tree)) + "\n")
         make_venv(venv, wanted)
-        with step("upstream's linters"):
-            found = review.lint(tree, base.commit, venv, folder / "lintrunner.log")
-    for lint in found:
-        console.print(str(lint), markup=False)
-    console.print(f"{len(found)} remarks; not run: {', '.join(sorted(review.LEFT_OUT))}")
-    sys.exit(1 if found else 0)
+        remarks, git = 0, Git(tree)
+        for commit, before, name in zip(series.commits, [base.commit, *made], made, strict=False):
+            with step(commit.folder.name) as doing:
+                git("checkout", "--quiet", "--detach", name)
+                found = review.lint(tree, base.commit, before, venv, folder / "lintrunner.log")
+                doing.done = f"{len(found)} remarks"
+            for lint in found:
+                console.print(f"  {lint}", markup=False)
+            remarks += len(found)
+        git("checkout", "--quiet", branch)
+    console.print(f"{remarks} remarks; not run: {', '.join(sorted(review.LEFT_OUT))}")
+    sys.exit(1 if remarks else 0)
 
 
 def _graft_options(command):

@@ -64,8 +64,11 @@ def _config(tree: Path) -> list[dict]:
         raise ForkError(f"{tree}: has no .lintrunner.toml: not a whole checkout?") from None
 
 
-def lint(tree: Path, base: str, venv: Path, log: Path) -> list[Lint]:
-    """What upstream's linters say of the lines that the checkout `tree` adds to `base`."""
+def lint(tree: Path, base: str, before: str, venv: Path, log: Path) -> list[Lint]:
+    """What upstream's linters say of the files that differ from the commit `before`.
+
+    Of what is checked out in `tree`, and only of lines that are not in its commit `base`.
+    """
     tools = venv.resolve() / "bin"
     place = tree / ".lintbin" / "clang-format"  # where upstream downloads it to
     place.parent.mkdir(exist_ok=True)
@@ -73,7 +76,7 @@ def lint(tree: Path, base: str, venv: Path, log: Path) -> list[Lint]:
     place.symlink_to(tools / "clang-format")
     known = {linter["code"] for linter in _config(tree)}
     skip = ",".join(sorted(known & LEFT_OUT.keys()))
-    command = [tools / "lintrunner", "--merge-base-with", base, "--output=json", f"--skip={skip}"]
+    command = [tools / "lintrunner", "--merge-base-with", before, "--output=json", f"--skip={skip}"]
     lines: list[str] = []
     # The linters run `python3`.
     env = os.environ | {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"}

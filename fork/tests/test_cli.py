@@ -11,6 +11,7 @@ from fork import __main__ as cli
 from fork.__main__ import ROOT, main
 from fork.errors import ForkError
 from fork.graft import NATIVE
+from fork.review import Lint
 from fork.source_build import Figures
 from fork.suites import LAB, SUITES, Result
 from fork.tests.conftest import git, message, write_files
@@ -83,6 +84,24 @@ def test_commits_export_and_absorb(in_repo, source, tmp_path):
     code, output = invoke("absorb", source)
     assert code == 0 and output.endswith("stack/02-explicit/commit.md 3 files changed")
     assert "was changed there" in invoke("commits", source, "--branch", "review")[1]
+
+
+@pytest.mark.parametrize("found", [[], [Lint("a.py", 7, "RUFF", "E1", "bad")]])
+def test_review(in_repo, source, monkeypatch, found):
+    seen = []
+
+    def lint(tree, base, before, venv, log):
+        seen.append((git(tree, "rev-parse", "HEAD~1"), before))
+        return found if len(seen) == 2 else []
+
+    monkeypatch.setattr(cli, "make_venv", lambda venv, file: seen.clear() or file.read_text())
+    monkeypatch.setattr(cli.review, "requirements", lambda tree: ["ruff==0.7.4"])
+    monkeypatch.setattr(cli.review, "lint", lint)
+    code, output = invoke("review", "--upstream", source)
+    assert code == len(found) and f"{len(found)} remarks; not run: ACTIONLINT" in output
+    assert ("a.py:7: RUFF E1: bad" in output) == bool(found)
+    assert len(seen) == 2 and all(parent == before for parent, before in seen)
+    assert git(source, "symbolic-ref", "--short", "HEAD") == "attn"
 
 
 @pytest.mark.parametrize("failed", [False, True])

@@ -61,8 +61,8 @@ def run(repo, source, tmp_path):
 
     def run(lints):
         words.write_text(json.dumps(lints))
-        found = lint(source, base.commit, tmp_path / "venv", tmp_path / "log")
-        assert f"--merge-base-with {base.commit}" in " ".join(json.loads(log.read_text()))
+        found = lint(source, base.commit, "HEAD~1", tmp_path / "venv", tmp_path / "log")
+        assert "--merge-base-with HEAD~1" in " ".join(json.loads(log.read_text()))
         assert "--skip=MYPY" in json.loads(log.read_text())
         return found
 
