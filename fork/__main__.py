@@ -253,7 +253,7 @@ def source_command(upstream: Path | None, python: str, branch: str) -> None:
     a Debian of its own below build/, for which it wants to be run by root.
     """
     folder = BUILD / "from-source"
-    with alone():
+    with alone(folder.name):  # for hours
         if upstream is None:
             place = source_build.debian(folder, BUILD / "source")
         else:
@@ -274,12 +274,11 @@ def review_command(upstream: Path | None, branch: str) -> None:
     """Run upstream's own linters on what each commit of the stack adds, in a checkout of it."""
     folder, venv = BUILD / "review", BUILD / "venv-review"
     tree = upstream or folder / "pytorch"
-    with alone():
+    with alone(folder.name):
         if not tree.exists():
             copy_pristine(Upstream(source_tree()), tree)
         series = Stack(ROOT)
         base, made = commits(series, tree, branch)
-        folder.mkdir(exist_ok=True)
         wanted = folder / "requirements.txt"
         wanted.write_text("\n".join(review.requirements(tree)) + "\n")
         make_venv(venv, wanted)
@@ -322,10 +321,11 @@ def graft_command(release: str, commit: int | None, compress: bool) -> None:
 
 
 @contextmanager
-def alone() -> Iterator[None]:
-    """Holds the lock of build/: of two runs in one clone, the second waits for the first."""
-    BUILD.mkdir(exist_ok=True)
-    with (BUILD / ".lock").open("w") as lock:
+def alone(*within: str) -> Iterator[None]:
+    """Holds the lock of build/ or of a folder in it: the second of two runs waits for the first."""
+    folder = BUILD.joinpath(*within)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

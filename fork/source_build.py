@@ -145,7 +145,13 @@ def build(place: Place, stack: Stack, branch: str) -> list[Figures]:
         steps = Steps(doing)
         try:
             log = place.logs / "build.log"
-            run([*setup, "develop"], log, "PyTorch's build stopped", line=steps, **about)
+            run(
+                [*setup, "develop", "--no-deps"],
+                log,
+                "PyTorch's build stopped",
+                line=steps,
+                **about,
+            )
         finally:
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
             cpu = sum(getattr(after, k) - getattr(before, k) for k in ("ru_utime", "ru_stime"))
