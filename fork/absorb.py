@@ -7,7 +7,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from fork.branch import Found, series_of
+from fork.branch import Found, refuse_unfinished, series_of
 from fork.errors import ForkError
 from fork.git import Git, Revision
 from fork.overlay import MARK, Edit, blank_lines, resolve, target_of
@@ -67,8 +67,7 @@ def absorb(stack: Stack, tree: Path) -> list[str]:
 
 
 def _check(stack: Stack, git: Git, series: list[Found]) -> None:
-    if git("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=all"):
-        raise ForkError(f"{git.folder}: has changes without a commit: amend the one they belong to")
+    refuse_unfinished(git)
     folders = [found.folder for found in series]
     wanted = [commit.folder.name for commit in stack.commits]
     if folders == wanted:

@@ -129,7 +129,7 @@ def commits(stack: Stack, tree: Path, branch: str) -> tuple[Revision, list[str]]
         upstream = Upstream(tree)
         edited = set().union(*_trees(stack, upstream))  # an error comes before git does
         _make_checkout(git, upstream, edited)
-    _refuse_unfinished(git)
+    refuse_unfinished(git)
     base, _ = series_of(git, "HEAD")
     _refuse_edited(git, branch, base)
     upstream = Revision(git, base)
@@ -155,7 +155,8 @@ def _make_checkout(git: Git, upstream: Upstream, edited: Set[str]) -> None:
     git("update-ref", "HEAD", PENDING)
 
 
-def _refuse_unfinished(git: Git) -> None:
+def refuse_unfinished(git: Git) -> None:
+    """Refuses a checkout with changes that no commit has."""
     for state in ("rebase-merge", "rebase-apply", "MERGE_HEAD", "CHERRY_PICK_HEAD"):
         if (git.folder / git("rev-parse", "--git-path", state)).exists():
             raise ForkError(f"{git.folder}: in the middle of a rebase, merge or pick: finish it")
