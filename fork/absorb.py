@@ -209,7 +209,7 @@ def _insertions(path: str, lines: list[str], goal: list[str]) -> dict[int, list[
 def _new_block(path: str, text: str, start: int, lines: list[str], added: list[str]) -> list[str]:
     mark = next((m for line in text.splitlines() if (m := MARK.match(line))), None)
     if mark:
-        opens, closes = mark[0][: mark.start("word")].rpartition("@@")[0], ""
+        opens = mark[0][: mark.start("word")].rpartition("@@")[0]
         closes = mark[0][mark.end("rest") :]
     elif Path(path).suffix in COMMENTS:
         opens, closes = COMMENTS[Path(path).suffix]

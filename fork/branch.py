@@ -135,7 +135,7 @@ def commits(stack: Stack, tree: Path, branch: str) -> tuple[Revision, list[str]]
     upstream = Revision(git, base)
     try:
         made = write_commits(git, stack, upstream, base)
-        _refuse_untracked(git, upstream, made[-1])
+        _refuse_untracked(git, made[-1])
         git("checkout", "--quiet", "-B", branch, made[-1])
     finally:
         if git.commit(PENDING):
@@ -184,7 +184,7 @@ def _refuse_edited(git: Git, branch: str, base: str) -> None:
         )
 
 
-def _refuse_untracked(git: Git, upstream: Revision, tip: str) -> None:
+def _refuse_untracked(git: Git, tip: str) -> None:
     head = git.blobs("HEAD")
     for path in sorted(set(git.blobs(tip)) - set(head)):
         if (git.folder / path).exists():

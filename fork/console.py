@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,8 @@ from rich.markup import escape
 from fork.errors import ForkError, cause
 
 console = Console(highlight=False, soft_wrap=True)
+# A step of Ninja: how many are done, of how many, and what it makes.
+NINJA = re.compile(r"\[(\d+)/(\d+)\] .*?([^/ ]+)$")
 
 
 def print_wide(renderable: RenderableType) -> None:
@@ -47,6 +50,24 @@ def step(title: str) -> Iterator[Step]:
     seconds = time.monotonic() - start
     words = escape(f"{title}: {running.done}" if running.done else title)
     console.print(f"[green]+[/] {words} [dim]({seconds:.1f} s)[/]")
+
+
+class NinjaSteps:
+    """Counts Ninja's steps in the lines of its output, and tells how far it is."""
+
+    def __init__(self, doing: Step):
+        self.doing = doing
+        self.done = 0
+        self.start = time.monotonic()
+
+    def __call__(self, line: str) -> None:
+        if found := NINJA.match(line.strip()):
+            self.done, total = int(found[1]), int(found[2])
+            left = (time.monotonic() - self.start) / self.done * (total - self.done) / 60
+            self.doing.tell(f"compile {self.done} of {total}, {left:.0f} min to go: {found[3]}")
+
+    def __str__(self) -> str:
+        return f"{self.done} steps" if self.done else "nothing to do"
 
 
 def stop(process: subprocess.Popen) -> None:

@@ -15,7 +15,7 @@ import nlohmann_json
 
 from fork.base import Base
 from fork.bootstrap import check_machine
-from fork.console import Step, console, run, step
+from fork.console import NinjaSteps, Step, console, run, step
 from fork.errors import ForkError
 from fork.headers import merge
 from fork.overlay import Edit, resolve, target_of
@@ -295,17 +295,10 @@ class Graft:
             flags.append(f"-DGRAFT_SANITIZE={sanitized:d}")
             setup = ["cmake", "-S", self.root, "-B", build, *flags]
             run(setup, self.dir / "cmake.log", "CMake cannot set up the build", env=env)
-        steps = 0
-
-        def line(text: str) -> None:
-            nonlocal steps
-            if found := re.match(r"\[(\d+)/(\d+)\] .*?([^/ ]+)$", text.strip()):
-                steps = int(found[2])
-                doing.tell(f"compile {found[1]} of {found[2]}: {found[3]}")
-
+        steps = NinjaSteps(doing)
         ninja = ["cmake", "--build", build, "--target", "torch" if sanitized else "all"]
-        run(ninja, self.dir / "ninja.log", "the compiler stopped", line=line, env=env)
-        return f"{steps} steps" if steps else "nothing to do"
+        run(ninja, self.dir / "ninja.log", "the compiler stopped", line=steps, env=env)
+        return str(steps)
 
     @property
     def upstream_library(self) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import resource
 import shlex
 import shutil
@@ -17,7 +16,7 @@ from rich.table import Table
 
 from fork import source, suites
 from fork.branch import commits
-from fork.console import Step, run, step
+from fork.console import NinjaSteps, run, step
 from fork.errors import ForkError
 from fork.graft import is_source
 from fork.overlay import target_of
@@ -52,12 +51,8 @@ ENVIRONMENT = {
     "USE_SYSTEM_LIBS": "ON",
     "LC_ALL": "C.UTF-8",
 }
-# A step's line of Ninja: how many are done, and of how many.
-NINJA = re.compile(r"\[(\d+)/(\d+)\] .*?([^/ ]+)$")
 GIB = 2**30
 ROOM = 14 * GIB  # what all of it takes in the end, with something to spare
-
-
 # Mounts and processes are in namespaces that end with the command, and the command with us: nothing
 # is left mounted or running, whatever happens, and to remove the folder removes nothing else.
 NAMESPACE = (
@@ -142,7 +137,7 @@ def build(place: Place, stack: Stack, branch: str) -> list[Figures]:
     start, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
     kept = place.logs / "figures.jsonl"
     with step("compile") as doing:
-        steps = Steps(doing)
+        steps = NinjaSteps(doing)
         try:
             log = place.logs / "build.log"
             run(
@@ -159,7 +154,7 @@ def build(place: Place, stack: Stack, branch: str) -> list[Figures]:
             with kept.open("a") as out:
                 figures = Figures(steps.done, round(cpu), round(wall), largest)
                 out.write(f"{json.dumps(asdict(figures))}\n")
-        doing.done = f"{steps.done} steps" if steps.done else "nothing to do"
+        doing.done = str(steps)
     return [Figures(**json.loads(line)) for line in kept.read_text().splitlines()]
 
 
@@ -186,21 +181,6 @@ def table(runs: Sequence[Figures]) -> Table:
         gib = f"{of.largest_process / GIB:.1f} GiB"
         grid.add_row(name, f"{of.steps}", f"{of.cpu_seconds}", f"{of.wall_seconds / 60:.0f}", gib)
     return grid
-
-
-class Steps:
-    """Counts Ninja's steps in the lines of its output, and tells how far it is."""
-
-    def __init__(self, doing: Step):
-        self.doing = doing
-        self.done = 0
-        self.start = time.monotonic()
-
-    def __call__(self, line: str) -> None:
-        if found := NINJA.match(line.strip()):
-            self.done, total = int(found[1]), int(found[2])
-            left = (time.monotonic() - self.start) / self.done * (total - self.done) / 60
-            self.doing.tell(f"compile {self.done} of {total}, {left:.0f} min to go: {found[3]}")
 
 
 def left_out(stack: Stack, tree: Path) -> list[str]:

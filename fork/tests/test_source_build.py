@@ -11,11 +11,11 @@ import pytest
 from fork import source_build
 from fork.__main__ import ROOT
 from fork.base import Base
-from fork.console import console
+from fork.console import NinjaSteps, console
 from fork.errors import ForkError
 from fork.graft import CPU_KERNELS, Graft, is_source
 from fork.overlay import Edit, target_of
-from fork.source_build import Figures, Place, Steps, build, debian, left_out, table
+from fork.source_build import Figures, Place, build, debian, left_out, table
 from fork.stack import Stack
 from fork.tests.conftest import write_files
 
@@ -96,7 +96,7 @@ def test_steps():
             self.text = text
 
     doing = Doing()
-    steps = Steps(doing)
+    steps = NinjaSteps(doing)
     steps.start = time.monotonic() - 600
     steps("a compiler's warning\n")
     assert not hasattr(doing, "text") and steps.done == 0
