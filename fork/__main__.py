@@ -16,7 +16,7 @@ import click
 from rich.table import Table
 
 from fork import base as bases
-from fork import review, sanitizers, source, source_build, suites
+from fork import documentation, review, sanitizers, source, source_build, suites
 from fork.absorb import absorb
 from fork.bootstrap import make_venv
 from fork.branch import commits, export
@@ -265,13 +265,27 @@ def source_command(upstream: Path | None, python: str, branch: str) -> None:
     finish(results)
 
 
+@contextmanager
+def _remarks(title: str, found: list[review.Lint]) -> Iterator[list[review.Lint]]:
+    here: list[review.Lint] = []
+    with step(title) as doing:
+        yield here
+        doing.done = f"{len(here)} remarks"
+    for lint in here:
+        console.print(f"  {lint}", markup=False)
+    found += here
+
+
 @main.command("review")
 @_upstream(
     help="A checkout of PyTorch to make the commits in.  [default: a copy of Debian 13's source]"
 )
 @BRANCH
 def review_command(upstream: Path | None, branch: str) -> None:
-    """Run upstream's own linters on what each commit of the stack adds, in a checkout of it."""
+    """Run upstream's own linters on what each commit adds, and its Sphinx on the tip's pages.
+
+    In a checkout, in which the commits are made. Docstrings are those of the torch.attn installed.
+    """
     folder, venv = BUILD / "review", BUILD / "venv-review"
     tree = upstream or folder / "pytorch"
     with alone(folder.name):
@@ -280,20 +294,21 @@ def review_command(upstream: Path | None, branch: str) -> None:
         series = Stack(ROOT)
         base, made = commits(series, tree, branch)
         wanted = folder / "requirements.txt"
-        wanted.write_text("\n".join(review.requirements(tree)) + "\n")
+        tools = [*review.requirements(tree), *documentation.requirements(tree)]
+        wanted.write_text("\n".join(tools) + "\n")
         make_venv(venv, wanted)
-        remarks, git = 0, Git(tree)
+        git, found = Git(tree), []
         for commit, before, name in zip(series.commits, [base.commit, *made], made, strict=False):
-            with step(commit.folder.name) as doing:
-                git("checkout", "--quiet", "--detach", name)
-                found = review.lint(tree, base.commit, before, venv, folder / "lintrunner.log")
-                doing.done = f"{len(found)} remarks"
-            for lint in found:
-                console.print(f"  {lint}", markup=False)
-            remarks += len(found)
+            log = folder / "lintrunner.log"
+            git("checkout", "--quiet", "--detach", name)
+            with _remarks(commit.folder.name, found) as here:
+                here += review.lint(tree, base.commit, before, venv, log)
         git("checkout", "--quiet", branch)
-    console.print(f"{remarks} remarks; not run: {', '.join(sorted(review.LEFT_OUT))}")
-    sys.exit(1 if remarks else 0)
+        added = review.added_lines(git, base.commit)
+        with _remarks("documentation", found) as here:
+            here += documentation.lint(tree, added, venv, folder / "documentation")
+    console.print(f"{len(found)} remarks; not run: {', '.join(sorted(review.LEFT_OUT))}")
+    sys.exit(1 if found else 0)
 
 
 def _graft_options(command):

@@ -88,7 +88,7 @@ def run(
     log.parent.mkdir(parents=True, exist_ok=True)
     try:
         with (
-            log.open("w") as out,
+            log.open("w", buffering=1) as out,
             subprocess.Popen(
                 [str(c) for c in command],
                 stdin=subprocess.DEVNULL,
