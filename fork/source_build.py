@@ -51,6 +51,7 @@ ENVIRONMENT = {
     "USE_SYSTEM_LIBS": "ON",
     "LC_ALL": "C.UTF-8",
 }
+IMPORT = "import torch; print(torch.__file__); print(torch.__version__, torch.attn)"
 GIB = 2**30
 ROOM = 14 * GIB  # what all of it takes in the end, with something to spare
 # Mounts and processes are in namespaces that end with the command, and the command with us: nothing
@@ -99,7 +100,9 @@ def debian(folder: Path, sources: Path) -> Place:
         _make_root(root, folder / "root.log")
     paths = {"root": shlex.quote(str(root)), "folder": shlex.quote(str(folder))}
     enter = _script(folder / "enter", ENTER.format(**paths))
-    python = _script(folder / "python", f'exec {shlex.quote(str(enter))} python3 "$@"\n')
+    # Debian's patches leave the libraries without the path to one another.
+    run_python = f"env LD_LIBRARY_PATH={shlex.quote(str(tree / 'torch' / 'lib'))} python3"
+    python = _script(folder / "python", f'exec {shlex.quote(str(enter))} {run_python} "$@"\n')
     if not tree.is_dir():
         with step(f"source of PyTorch {source.RELEASE}, with Debian's patches"):
             _make_tree(tree, source.fetch(sources), enter)
@@ -158,11 +161,29 @@ def build(place: Place, stack: Stack, branch: str) -> list[Figures]:
     return [Figures(**json.loads(line)) for line in kept.read_text().splitlines()]
 
 
+def check(place: Place) -> None:
+    """Raises ForkError unless Python, elsewhere than in the tree, finds torch.attn in it."""
+    env = suites.environment() | _variables(place)
+    said: list[str] = []
+    with step("import torch; torch.attn") as doing:
+        about = {"cwd": place.tree / "test", "env": env, "line": said.append}
+        command = [place.python, "-c", IMPORT]
+        run(command, place.logs / "import.log", "torch.attn cannot be imported", **about)
+        file, doing.done = said[-2].strip(), said[-1].strip()
+        if not Path(file).is_relative_to(place.tree.resolve()):
+            raise ForkError(f"{place.python} imports {file}, not the torch of {place.tree}")
+
+
 def test(place: Place) -> list[suites.Result]:
     """The lab's suites, then the operator's own test files: that build, from that tree."""
     wanted = {**suites.LAB, **suites.own(place.tree)}
     logs = place.logs / "suites"
-    return suites.run(place.python, place.tree, wanted, log_dir=logs, variables=place.variables)
+    return suites.run(place.python, place.tree, wanted, log_dir=logs, variables=_variables(place))
+
+
+def _variables(place: Place) -> dict[str, str]:
+    # A tree that is built in is not kept clean of what Python compiles.
+    return {**place.variables, "PYTHONDONTWRITEBYTECODE": ""}
 
 
 def table(runs: Sequence[Figures]) -> Table:

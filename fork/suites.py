@@ -90,6 +90,8 @@ COUNTS = ("ran", "passed", "skipped", "xfailed", "failed")  # as the tables show
 SUMMARY = re.compile(r"^Ran (\d+) tests? in ", re.M)
 # How a sanitizer's report begins, which says most there; the name of the test is before it.
 REPORT = re.compile(r"^.*(=\n==\d+==ERROR: AddressSanitizer|: runtime error): ", re.M)
+# What a file says that ends early, as upstream's do for what a build was made without.
+LACKS = re.compile(r"^(.*not available), skipping tests\s*\Z", re.M)
 NO_TESTS = 5  # unittest's exit status from Python 3.12 on when nothing was selected
 
 
@@ -247,6 +249,8 @@ def run_suite(
     elif suite == SCRIPT:
         result.ours = {} if status else {suite: "passed"}
         result.broken = f"exit status {status}" if status else ""
+    elif not (tests or status) and (lacks := LACKS.search(text)):
+        result.ours, result.messages = {suite: "skipped"}, {suite: lacks[1]}
     else:
         gone = [walk for walk in walks if not any(fnmatchcase(test, walk) for test in tests)]
         missing = f"has no test {', '.join(gone)}" if gone else ""

@@ -78,6 +78,24 @@ def test_a_build_that_fails_goes_on_later(repo, place, words, message):
     assert [run.steps for run in runs] == ([1, 3] if "broken" in words else [3])
 
 
+@pytest.mark.parametrize(
+    "says, message",
+    [
+        ("print('TREE/torch/__init__.py'); print('2.6.0 <built-in attn>')", None),
+        ("print('/usr/lib/torch/__init__.py'); print(2)", "imports /usr/lib/torch/__init__.py, "),
+        ("sys.exit('ImportError: libc10.so: cannot open')", "cannot be imported: ImportError: lib"),
+    ],
+)
+def test_the_import_is_of_that_tree(place, says, message):
+    says = says.replace("TREE", str(place.tree))
+    place.python.write_text(f"#!{sys.executable}\nimport os, sys\n{says}\n")
+    if message is None:
+        source_build.check(place)
+        return
+    with pytest.raises(ForkError, match=message):
+        source_build.check(place)
+
+
 def test_a_tree_that_the_stack_does_not_fit_is_not_built(repo, place):
     (place.tree / "torch/overrides.py").write_text("")
     with pytest.raises(ForkError, match="starts 0 lines"):

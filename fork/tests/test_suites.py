@@ -192,6 +192,19 @@ def test_nothing_selected_is_zero_not_broken(tree):
     assert (result.ran, result.broken, result.ok) == (0, "", True)
 
 
+@pytest.mark.parametrize(
+    "end, skipped, failed",
+    [
+        ("print('torch.x is not available, skipping tests', file=sys.stderr); sys.exit(0)", 1, 0),
+        ("print('torch.x is not available, skipping tests'); sys.exit(3)", 0, 1),
+        ("print('not available, skipping tests: no'); sys.exit(0)", 0, 1),
+    ],
+)
+def test_a_suite_for_which_the_build_lacks_something(tree, end, skipped, failed):
+    result = one(tree, end)
+    assert (result.skipped, result.failed) == (skipped, failed)
+
+
 def test_a_failed_upstream_test_is_not_ok(tree):
     result = one(tree, "TestCommonCPU.test_flash_attn_mask = TestCommonCPU.test_other")
     assert (result.failed, result.ok) == (0, False)
