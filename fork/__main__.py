@@ -258,11 +258,11 @@ def source_command(upstream: Path | None, python: str, branch: str) -> None:
             place = source_build.debian(folder, BUILD / "source")
         else:
             place = source_build.checkout(upstream, python, folder / "logs")
-        runs = source_build.build(place, Stack(ROOT), branch)
+        cost = source_build.build(place, Stack(ROOT), branch)
         source_build.check(place)
         results = source_build.test(place)
     print_wide(suites.table(results[: len(suites.LAB)], results[len(suites.LAB) :]))
-    print_wide(source_build.table(runs))
+    print_wide(source_build.table(cost))
     finish(results)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import shlex
 import shutil
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.table import Table
@@ -74,12 +73,15 @@ exec {" ".join(NAMESPACE)} sh -c '
 
 @dataclass(frozen=True)
 class Figures:
-    """What a run of the build took."""
+    """What a run of the build took, and what Ninja's log has of the whole build."""
 
     steps: int
-    cpu_seconds: int
-    wall_seconds: int
+    cpu_seconds: float
+    wall_seconds: float
     largest_process: int  # bytes
+    whole_steps: int
+    whole_seconds: float  # of its steps, each as it last ran
+    disk: int  # bytes, of the tree
 
 
 @dataclass(frozen=True)
@@ -118,11 +120,10 @@ def checkout(tree: Path, python: str, logs: Path) -> Place:
     return Place(tree, Path(found), logs, {})
 
 
-def build(place: Place, stack: Stack, branch: str) -> list[Figures]:
+def build(place: Place, stack: Stack, branch: str) -> Figures:
     """Puts the stack on the tree as commits; then PyTorch's own build, which goes on where it was.
 
-    Returns what this run and those before it cost. Raises ForkError if the build would leave out
-    a C++ file of the overlay.
+    Raises ForkError if the build would leave out a C++ file of the overlay.
     """
     with step("commit the stack") as doing:
         upstream, made = commits(stack, place.tree, branch)
@@ -138,27 +139,43 @@ def build(place: Place, stack: Stack, branch: str) -> list[Figures]:
         if missing := left_out(stack, place.tree):
             raise ForkError(f"{missing[0]}: PyTorch's build does not compile it")
     start, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    kept = place.logs / "figures.jsonl"
     with step("compile") as doing:
         steps = NinjaSteps(doing)
-        try:
-            log = place.logs / "build.log"
-            run(
-                [*setup, "develop", "--no-deps"],
-                log,
-                "PyTorch's build stopped",
-                line=steps,
-                **about,
-            )
-        finally:
-            after = resource.getrusage(resource.RUSAGE_CHILDREN)
-            cpu = sum(getattr(after, k) - getattr(before, k) for k in ("ru_utime", "ru_stime"))
-            wall, largest = time.monotonic() - start, after.ru_maxrss * 1024
-            with kept.open("a") as out:
-                figures = Figures(steps.done, round(cpu), round(wall), largest)
-                out.write(f"{json.dumps(asdict(figures))}\n")
+        develop = [*setup, "develop", "--no-deps"]
+        run(develop, place.logs / "build.log", "PyTorch's build stopped", line=steps, **about)
         doing.done = str(steps)
-    return [Figures(**json.loads(line)) for line in kept.read_text().splitlines()]
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return Figures(
+        steps.done,
+        sum(getattr(after, k) - getattr(before, k) for k in ("ru_utime", "ru_stime")),
+        time.monotonic() - start,
+        after.ru_maxrss * 1024,
+        *ninja_log(place.tree / "build" / ".ninja_log"),
+        size(place.tree),
+    )
+
+
+def ninja_log(log: Path) -> tuple[int, float]:
+    """How many steps a build has, and how many seconds they took in all, each as it last ran.
+
+    Whatever number of runs it took, and however these ended.
+    """
+    last = {}
+    for line in log.read_text().splitlines():
+        if len(parts := line.split("\t")) == 5:  # the first is not, nor one that a kill cut short
+            start, end, _, output, key = parts
+            last[output] = int(start), int(end), key
+    steps = set(last.values())  # one may have many outputs
+    return len(steps), sum(end - start for start, end, _ in steps) / 1000
+
+
+def size(folder: Path) -> int:
+    """The bytes of disk that a folder takes."""
+    return sum(
+        os.lstat(os.path.join(here, name)).st_blocks * 512
+        for here, _, names in os.walk(folder)
+        for name in names
+    )
 
 
 def check(place: Place) -> None:
@@ -186,21 +203,19 @@ def _variables(place: Place) -> dict[str, str]:
     return {**place.variables, "PYTHONDONTWRITEBYTECODE": ""}
 
 
-def table(runs: Sequence[Figures]) -> Table:
+def table(of: Figures) -> Table:
     """What this run of the build cost, and all of them."""
     grid = suites.new_table("The build")
     grid.show_footer = False
-    for head in ("", "steps", "CPU seconds", "minutes", "largest process"):
+    heads = ("", "steps", "CPU seconds", "minutes", "largest process", "disk")
+    for head in heads:
         grid.add_column(head, justify="right")
-    whole = Figures(
-        sum(run.steps for run in runs),
-        sum(run.cpu_seconds for run in runs),
-        sum(run.wall_seconds for run in runs),
-        max(run.largest_process for run in runs),
-    )
-    for name, of in (("this run", runs[-1]), (f"all {len(runs)} runs", whole)):
-        gib = f"{of.largest_process / GIB:.1f} GiB"
-        grid.add_row(name, f"{of.steps}", f"{of.cpu_seconds}", f"{of.wall_seconds / 60:.0f}", gib)
+    largest, disk = (f"{n / GIB:.1f} GiB" for n in (of.largest_process, of.disk))
+    cpu, minutes = f"{of.cpu_seconds:.0f}", f"{of.wall_seconds / 60:.0f}"
+    grid.add_row("this run", str(of.steps), cpu, minutes, largest, "")
+    # Ninja knows each step's time: that of a core, if each has one.
+    whole = f"{of.whole_seconds:.0f}"
+    grid.add_row("whole, by Ninja's log", str(of.whole_steps), whole, "", "", disk)
     return grid
 
 
@@ -245,9 +260,7 @@ def _check_machine(folder: Path) -> None:
             "checkout of PyTorch to build with your own tools (UPSTREAM=)"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    has = 0
-    for here, _, names in os.walk(folder):
-        has += sum(os.lstat(os.path.join(here, name)).st_blocks * 512 for name in names)
+    has = size(folder)
     free = shutil.disk_usage(folder).free
     if has + free < ROOM:
         raise ForkError(

@@ -86,8 +86,11 @@ def test_commits_export_and_absorb(in_repo, source, tmp_path):
     assert "was changed there" in invoke("commits", source, "--branch", "review")[1]
 
 
-@pytest.mark.parametrize("found", [[], [Lint("a.py", 7, "RUFF", "E1", "bad")]])
-def test_review(in_repo, source, monkeypatch, found):
+BAD = Lint("a.py", 7, "RUFF", "E1", "bad")
+
+
+@pytest.mark.parametrize("found, pages", [([], []), ([BAD], []), ([], [BAD])])
+def test_review(in_repo, source, monkeypatch, found, pages):
     seen = []
 
     def lint(tree, base, before, venv, log):
@@ -97,9 +100,12 @@ def test_review(in_repo, source, monkeypatch, found):
     monkeypatch.setattr(cli, "make_venv", lambda venv, file: seen.clear() or file.read_text())
     monkeypatch.setattr(cli.review, "requirements", lambda tree: ["ruff==0.7.4"])
     monkeypatch.setattr(cli.review, "lint", lint)
+    monkeypatch.setattr(cli.documentation, "requirements", lambda tree: ["sphinx==5.0.0"])
+    monkeypatch.setattr(cli.documentation, "lint", lambda tree, added, *_: pages)
     code, output = invoke("review", "--upstream", source)
-    assert code == len(found) and f"{len(found)} remarks; not run: ACTIONLINT" in output
-    assert ("a.py:7: RUFF E1: bad" in output) == bool(found)
+    remarks = len(found + pages)
+    assert code == remarks and f"{remarks} remarks; not run: ACTIONLINT" in output
+    assert ("a.py:7: RUFF E1: bad" in output) == bool(remarks)
     assert len(seen) == 2 and all(parent == before for parent, before in seen)
     assert git(source, "symbolic-ref", "--short", "HEAD") == "attn"
 
@@ -108,7 +114,9 @@ def test_review(in_repo, source, monkeypatch, found):
 def test_source(in_repo, source, tmp_path, monkeypatch, failed):
     calls = []
     monkeypatch.setattr(cli.source_build, "checkout", lambda *args: calls.append(args))
-    monkeypatch.setattr(cli.source_build, "build", lambda *_: [Figures(1380, 8575, 4500, 2**30)])
+    cost = Figures(1380, 8575, 4500, 2**30, 1382, 9000, 2**33)
+    monkeypatch.setattr(cli.source_build, "build", lambda *_: cost)
+    monkeypatch.setattr(cli.source_build, "check", lambda _: None)
     results = [Result(name, ours={"TestA.test_a": "passed"}) for name in LAB]
     results[0].ours["TestA.test_b"] = "failed" if failed else "passed"
     monkeypatch.setattr(cli.source_build, "test", lambda _: results)
