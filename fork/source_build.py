@@ -108,7 +108,9 @@ def debian(folder: Path, sources: Path) -> Place:
     if not tree.is_dir():
         with step(f"source of PyTorch {source.RELEASE}, with Debian's patches"):
             _make_tree(tree, source.fetch(sources), enter)
-    variables = ENVIRONMENT | {"CCACHE_DIR": str(folder / "ccache")}
+    # Ninja would run one or two more, and each step's time would not be that of a core.
+    jobs = os.environ.get("MAX_JOBS", str(os.cpu_count()))
+    variables = ENVIRONMENT | {"CCACHE_DIR": str(folder / "ccache"), "MAX_JOBS": jobs}
     return Place(tree, python, folder / "logs", variables)
 
 
@@ -213,7 +215,6 @@ def table(of: Figures) -> Table:
     largest, disk = (f"{n / GIB:.1f} GiB" for n in (of.largest_process, of.disk))
     cpu, minutes = f"{of.cpu_seconds:.0f}", f"{of.wall_seconds / 60:.0f}"
     grid.add_row("this run", str(of.steps), cpu, minutes, largest, "")
-    # Ninja knows each step's time: that of a core, if each has one.
     whole = f"{of.whole_seconds:.0f}"
     grid.add_row("whole, by Ninja's log", str(of.whole_steps), whole, "", "", disk)
     return grid
