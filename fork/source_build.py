@@ -206,11 +206,10 @@ def _variables(place: Place) -> dict[str, str]:
 
 
 def table(of: Figures) -> Table:
-    """What this run of the build cost, and all of them."""
+    """What this run cost, and the whole build."""
     grid = suites.new_table("The build")
     grid.show_footer = False
-    heads = ("", "steps", "CPU seconds", "minutes", "largest process", "disk")
-    for head in heads:
+    for head in ("", "steps", "CPU seconds", "minutes", "largest process", "disk"):
         grid.add_column(head, justify="right")
     largest, disk = (f"{n / GIB:.1f} GiB" for n in (of.largest_process, of.disk))
     cpu, minutes = f"{of.cpu_seconds:.0f}", f"{of.wall_seconds / 60:.0f}"
