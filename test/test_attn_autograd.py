@@ -237,7 +237,10 @@ KINDS = {
     "sparse_coo": Kind(torch.Tensor.to_sparse, True),
     "sparse_csr": Kind(torch.Tensor.to_sparse_csr, True),
     "sparse_csc": Kind(torch.Tensor.to_sparse_csc, True),
-    "sparse_bsr": Kind(lambda x: x.to_sparse_bsr((1, 1)), True),
+    # The products are MKL's.
+    "sparse_bsr": Kind(
+        lambda x: x.to_sparse_bsr((1, 1)), torch.backends.mkl.is_available()
+    ),
     "mkldnn": Kind(torch.Tensor.to_mkldnn, False),
     "quantized": Kind(
         lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8), False
