@@ -52,7 +52,7 @@ ENVIRONMENT = {
 }
 IMPORT = "import torch; print(torch.__file__); print(torch.__version__, torch.attn)"
 GIB = 2**30
-ROOM = 14 * GIB  # what all of it takes in the end, with something to spare
+ROOM = 6 * GIB  # what all of it takes in the end, and half as much again
 # Mounts and processes are in namespaces that end with the command, and the command with us: nothing
 # is left mounted or running, whatever happens, and to remove the folder removes nothing else.
 NAMESPACE = (
@@ -119,7 +119,7 @@ def checkout(tree: Path, python: str, logs: Path) -> Place:
     found = shutil.which(python)
     if found is None:
         raise ForkError(f"{python}: no such Python to build {tree} with")
-    return Place(tree, Path(found), logs, {})
+    return Place(tree, Path(found).absolute(), logs, {})
 
 
 def build(place: Place, stack: Stack, branch: str) -> Figures:

@@ -5,6 +5,7 @@ import re
 import sys
 import time
 from collections import namedtuple
+from pathlib import Path
 
 import pytest
 
@@ -214,6 +215,16 @@ def test_too_little_disk(tmp_path, machine, monkeypatch):
 def test_no_such_python(tmp_path):
     with pytest.raises(ForkError, match="python9: no such Python to build"):
         source_build.checkout(tmp_path, "python9", tmp_path / "logs")
+
+
+def test_a_python_of_the_working_folder(tmp_path, monkeypatch):
+    """The build runs in the tree, where a relative path would mean another file."""
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.symlink_to(sys.executable)  # as a virtual environment's, which must not be resolved
+    monkeypatch.chdir(tmp_path)
+    place = source_build.checkout(Path("pytorch"), "bin/python", tmp_path / "logs")
+    assert place.python == python
 
 
 # Folders all of whose C++ PyTorch's CMake compiles. `make source` looks for each in build.ninja.
