@@ -13,6 +13,7 @@ from pathlib import Path
 
 import nlohmann_json
 
+from fork import cuda
 from fork.base import Base
 from fork.bootstrap import check_machine
 from fork.console import NinjaSteps, Step, console, run, step
@@ -31,6 +32,7 @@ CPP = HERE / "graft" / "cpp"
 MAKERS = (
     "base.py",
     "codegen.py",
+    "cuda.py",
     "graft.py",
     "headers.py",
     "overlay.py",
@@ -95,6 +97,8 @@ class Graft:
         if NATIVE in self.tree:
             with step("generate code"):
                 self.generate()
+            if isinstance(self.nvcc, str) and cuda.built_for(self.base):
+                console.print(f"  {self.nvcc}", markup=False)
             with step("compile") as doing:
                 doing.done = self.compile(doing)
             self.stage_products()
@@ -112,7 +116,7 @@ class Graft:
 
         A file that changes while the graft compiles thus makes the next one compile again.
         """
-        digest = hashlib.sha256(f"{sys.version}{self.base.wheel.name}".encode())
+        digest = hashlib.sha256(f"{sys.version}{self.base.wheel.name}{self.nvcc}".encode())
         ours = [self.root / "CMakeLists.txt", *HOOK.rglob("*.*"), *(HERE / m for m in MAKERS)]
         files = {p.relative_to(self.root).as_posix(): p for p in ours}
         for path, file in self.tree.items():
@@ -122,6 +126,11 @@ class Graft:
         for path, file in sorted(files.items()):
             digest.update(f"{path}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
         return digest.hexdigest()
+
+    @cached_property
+    def nvcc(self) -> cuda.Nvcc | str:
+        """What compiles the kernels for CUDA, or why they are left out."""
+        return cuda.find(self.base)
 
     def resolve(self) -> list[str]:
         """Stages every file of the wheel that the overlay changes or adds."""
@@ -204,7 +213,8 @@ class Graft:
         files = {f"include/ATen/ops/{o.name}": o for o in (aten / "ops").glob("*.h")}
         files |= {f"op/{s.name}": s for s in self._shims(fresh / "aoti")}
         # Of the sharded sources the unsharded "Everything"; of these, those that register.
-        skip = re.compile(r".*_\d+\.cpp|(python_|ViewFuncs|Functions).*")
+        other = "" if self.cuda_sources else "|RegisterCUDA"
+        skip = re.compile(rf".*_\d+\.cpp|(python_|ViewFuncs|Functions{other}).*")
         registers = re.compile(r"^\s*m\.(impl|def)\(", re.M)
         for source in [*aten.glob("*.cpp"), *autograd.glob("*.cpp")]:
             if not skip.fullmatch(source.name) and registers.search(source.read_text()):
@@ -216,7 +226,17 @@ class Graft:
             files[f"python/python_{name}.cpp"] = autograd / f"python_{name}.cpp"
         files |= {f"stubs/{s.name}": s for s in (fresh / "stubs").iterdir()}
         wanted |= {place: file.read_text() for place, file in files.items()}
+        if (register := "op/RegisterCUDAEverything.cpp") in wanted:
+            # These ask for headers of cuBLAS and others, which need not be there, and declare
+            # nothing that is used.
+            wanted[register] = re.sub(r"#include <ATen/cuda/CUDA.*>\n", "", wanted[register])
         return {Path(place): text.encode() for place, text in wanted.items()}
+
+    @cached_property
+    def cuda_sources(self) -> list[Path]:
+        """The overlay's kernels for CUDA, unless this graft leaves them out."""
+        found = [f for p, f in sorted(self.tree.items()) if is_source(p) and p.endswith(".cu")]
+        return [] if isinstance(self.nvcc, str) else found
 
     def _contexts(self) -> dict[Path, Path]:
         """For each C++ file that the overlay edits: the source with the edit's surroundings."""
@@ -237,7 +257,11 @@ class Graft:
 
     def configuration(self) -> str:
         """What CMakeLists.txt includes: the sources, and how the base was compiled."""
-        whole = {p: f for p, f in self.tree.items() if is_source(p) and target_of(p) is None}
+        whole = {
+            p: f
+            for p, f in self.tree.items()
+            if is_source(p) and target_of(p) is None and not p.endswith(".cu")
+        }
         kernels = [f for p, f in whole.items() if p.startswith(CPU_KERNELS)]
         op = sorted((self.gen / "op").glob("*.cpp"))
         python = sorted((self.gen / "python").glob("*.cpp"))
@@ -260,11 +284,17 @@ class Graft:
             "GENERATED": [*op, *python],
             "OP_SOURCES": [*op, *sorted({*whole.values()} - {*kernels}), CPP / "unexported.cpp"],
             "CPU_KERNELS": sorted(kernels),
+            "CUDA_SOURCES": self.cuda_sources,
             "CONTEXTS": [f"{context}|{edit}" for context, edit in sorted(self._contexts().items())],
             "PYTHON_SOURCES": [*python, CPP / "module.cpp"],
             "PYTHON_INCLUDE": [sysconfig.get_paths()["include"]],
             "PYTHON_SUFFIX": [sysconfig.get_config_var("EXT_SUFFIX")],
         }
+        if isinstance(self.nvcc, cuda.Nvcc) and self.cuda_sources:
+            settings["NVCC"] = [self.nvcc.path]
+            # The last one as PTX too, for what comes after it.
+            *others, last = self.nvcc.architectures
+            settings["CUDA_ARCHITECTURES"] = [*(f"{n}-real" for n in others), last]
         lines = [f"set(GRAFT_{k} {' '.join(_quoted(v) for v in vs)})" for k, vs in settings.items()]
         return "\n".join(lines) + "\n"
 
@@ -332,8 +362,8 @@ class Graft:
 
 
 def is_source(path: str) -> bool:
-    """Whether it is C++ of PyTorch's libraries: not, say, of a benchmark."""
-    return path.endswith(".cpp") and path.startswith(("aten/", "torch/"))
+    """Whether it is C++ or CUDA of PyTorch's libraries: not, say, of a benchmark."""
+    return path.endswith((".cpp", ".cu")) and path.startswith(("aten/", "torch/"))
 
 
 def mirror(wanted: dict[Path, bytes], folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import shlex
 import shutil
@@ -220,13 +221,17 @@ def table(of: Figures) -> Table:
 
 
 def left_out(stack: Stack, tree: Path) -> list[str]:
-    """The C++ files of the overlay, and those it edits, that no step of the build compiles."""
+    """The C++ files of the overlay, and those it edits, that no step of the build compiles.
+
+    Those for CUDA count if the build compiles any such.
+    """
     try:
         text = (tree / "build" / "build.ninja").read_text()
     except OSError:
         raise ForkError(f"{tree}: has no build/build.ninja: is CMake's generator Ninja?") from None
     sources = (target_of(path) or path for path in stack.tree() if is_source(path))
-    return [path for path in sources if path not in text]
+    others = () if re.search(r"\.cu\b", text) else ".cu"
+    return [path for path in sources if path not in text and not path.endswith(others)]
 
 
 def _make_tree(tree: Path, pristine: Path, enter: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fork import source_build
+from fork import cuda, source_build
 from fork.__main__ import ROOT
 from fork.base import Base
 from fork.console import NinjaSteps, console
@@ -120,6 +120,19 @@ def test_a_generator_that_is_not_ninja(repo, source):
         left_out(Stack(repo), source)
 
 
+@pytest.mark.parametrize(
+    "compiled, missing",
+    [("aten/A.cpp", []), ("aten/A.cpp aten/B.cu.o", ["aten/A.cu"]), ("", ["aten/A.cpp"])],
+)
+def test_kernels_for_cuda_are_wanted_by_a_build_for_cuda(tmp_path, compiled, missing):
+    class Series:
+        def tree(self):
+            return dict.fromkeys(("aten/A.cpp", "aten/A.cu"))
+
+    write_files(tmp_path, {"build/build.ninja": compiled})
+    assert left_out(Series(), tmp_path) == missing
+
+
 def test_steps():
     class Doing:
         def tell(self, text):
@@ -228,7 +241,8 @@ def test_a_python_of_the_working_folder(tmp_path, monkeypatch):
 
 
 # Folders all of whose C++ PyTorch's CMake compiles. `make source` looks for each in build.ninja.
-GLOBBED = ("aten/src/ATen/functorch/", "aten/src/ATen/native/", CPU_KERNELS)
+CUDA_KERNELS = "aten/src/ATen/native/cuda/"
+GLOBBED = ("aten/src/ATen/functorch/", "aten/src/ATen/native/", CPU_KERNELS, CUDA_KERNELS)
 
 
 def sources():
@@ -246,8 +260,8 @@ def test_upstreams_build_compiles_every_source():
     for path, whole in sources():
         if whole:  # the file of an edit is compiled anyway
             assert f"{path.rpartition('/')[0]}/" in GLOBBED, path
-            # Bazel and Buck build from lists; functorch's folder they glob.
-            assert path in listed or "/functorch/" in path, path
+            # Bazel and Buck build from lists; functorch's folder, and CUDA's, they glob.
+            assert path in listed or path.startswith((GLOBBED[0], CUDA_KERNELS)), path
     assert len(listed) >= 2
 
 
@@ -255,6 +269,12 @@ def test_the_graft_compiles_every_source(tmp_path, unpacked):
     extra = {"torch/share/cmake/Torch/TorchConfig.cmake": "_GLIBCXX_USE_CXX11_ABI=1"}
     extra["torch/share/cmake/Caffe2/public/utils.cmake"] = "CXX_STANDARD 20"
     write_files(unpacked, extra)
-    config = Graft(Stack(ROOT), Base(tmp_path / "torch.whl", unpacked)).configuration()
+    graft = Graft(Stack(ROOT), Base(tmp_path / "torch.whl", unpacked))
+    without = graft.configuration()
+    graft = Graft(Stack(ROOT), Base(tmp_path / "torch.whl", unpacked))
+    graft.nvcc = cuda.Nvcc(Path("/cuda/bin/nvcc"), "13.0", (80, 90, 100))
+    config = graft.configuration()
     for path, _ in sources():
         assert f"{ROOT / path}" in config, path
+        assert path.endswith(".cu") == (f"{ROOT / path}" not in without), path
+    assert 'set(GRAFT_CUDA_ARCHITECTURES "80-real" "90-real" "100")' in config

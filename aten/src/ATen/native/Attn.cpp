@@ -52,8 +52,8 @@ static void use_huge_pages(const Tensor& x) {
 #endif
 }
 
-// The same, fused. What the kernel does not do, the composed maths does.
-std::tuple<Tensor, Tensor> attn_cpu(
+// The same, fused. Complex inputs are left to the composed maths.
+std::tuple<Tensor, Tensor> attn_fused(
     const Tensor& q, const Tensor& k, const Tensor& v) {
   if (!isFloatingType(q.scalar_type())) {
     return native::attn(q, k, v);
@@ -64,8 +64,10 @@ std::tuple<Tensor, Tensor> attn_cpu(
   auto output = at::empty(sizes, q.options());
   sizes.back() = k.size(-2);
   auto attn = at::empty(sizes, q.options());
-  use_huge_pages(attn);
-  attn_stub(kCPU, output, attn, q, k, v);
+  if (attn.is_cpu()) {
+    use_huge_pages(attn);
+  }
+  attn_stub(q.device().type(), output, attn, q, k, v);
   return std::make_tuple(std::move(output), std::move(attn));
 }
 
@@ -141,7 +143,7 @@ static void check_attn_result(
 }
 
 // The same, fused, without a temporary as large as attn.
-std::tuple<Tensor, Tensor, Tensor> _attn_backward_cpu(
+std::tuple<Tensor, Tensor, Tensor> _attn_backward_fused(
     const std::optional<Tensor>& grad_output_opt,
     const std::optional<Tensor>& grad_attn_opt,
     const Tensor& q,
@@ -174,7 +176,16 @@ std::tuple<Tensor, Tensor, Tensor> _attn_backward_cpu(
   }
   if (grad_q.defined() || grad_k.defined() || grad_v.defined()) {
     attn_backward_stub(
-        kCPU, grad_q, grad_k, grad_v, grad_output, grad_attn, q, k, v, attn);
+        q.device().type(),
+        grad_q,
+        grad_k,
+        grad_v,
+        grad_output,
+        grad_attn,
+        q,
+        k,
+        v,
+        attn);
   }
   return std::make_tuple(
       std::move(grad_q), std::move(grad_k), std::move(grad_v));

@@ -1,0 +1,121 @@
+#pragma once
+
+// Matrix products of one warp on tensor cores, for bfloat16 and half, and what
+// is around them: PTX for compute capability 8.0 and later.
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+namespace at::native::attn_tiles {
+
+// c += a b, with a: 16 x 16, b: 16 x 8. A thread of lane 4 g + t has, of c,
+// (row, column) (g, 2 t), (g, 2 t + 1), (g + 8, 2 t), (g + 8, 2 t + 1); of a,
+// pairs at (g, 2 t), (g + 8, 2 t), (g, 2 t + 8), (g + 8, 2 t + 8); of b, pairs
+// of rows at (2 t, g), (2 t + 8, g).
+template <typename T>
+__device__ inline void mma(
+    float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+
+template <>
+__device__ inline void mma<__nv_bfloat16>(
+    float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+template <>
+__device__ inline void mma<__half>(
+    float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+      "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Four 8 x 8 matrices of 2-byte elements from shared memory: lane 8 i + r names
+// row r of matrix i, and gets of each matrix the pair at (lane / 4, lane % 4 *
+// 2).
+__device__ inline void load_matrices(uint32_t (&x)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(address)
+               : "memory");
+}
+
+// The same, each matrix transposed.
+__device__ inline void load_transposed(uint32_t (&x)[4], uint32_t address) {
+  asm volatile(
+      "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+      : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+      : "r"(address)
+      : "memory");
+}
+
+// The first `bytes` of 16 to shared memory, and zeros for the others, in the
+// background.
+__device__ inline void copy_async(uint32_t to, const void* from, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to),
+               "l"(from),
+               "r"(bytes)
+               : "memory");
+}
+
+__device__ inline void store_shared(uint32_t to, uint4 x) {
+  asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(to),
+               "r"(x.x),
+               "r"(x.y),
+               "r"(x.z),
+               "r"(x.w)
+               : "memory");
+}
+
+__device__ inline void commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+template <int pending>
+__device__ inline void wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+}
+
+template <typename T>
+__device__ inline uint32_t pack(float x, float y);
+
+template <>
+__device__ inline uint32_t pack<__nv_bfloat16>(float x, float y) {
+  const __nv_bfloat162 both = __floats2bfloat162_rn(x, y);
+  return *reinterpret_cast<const uint32_t*>(&both);
+}
+
+template <>
+__device__ inline uint32_t pack<__half>(float x, float y) {
+  const __half2 both = __floats2half2_rn(x, y);
+  return *reinterpret_cast<const uint32_t*>(&both);
+}
+
+template <typename T>
+__device__ inline float2 unpack(uint32_t both);
+
+template <>
+__device__ inline float2 unpack<__nv_bfloat16>(uint32_t both) {
+  return make_float2(
+      __uint_as_float(both << 16), __uint_as_float(both & 0xffff0000));
+}
+
+template <>
+__device__ inline float2 unpack<__half>(uint32_t both) {
+  return __half22float2(*reinterpret_cast<const __half2*>(&both));
+}
+
+// tanh with a relative error of up to 2^-11.
+__device__ inline float tanh_approx(float x) {
+  float y;
+  asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+} // namespace at::native::attn_tiles

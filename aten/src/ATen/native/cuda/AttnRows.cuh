@@ -1,0 +1,237 @@
+#pragma once
+
+// One sweep over the rows of attn, for q's side of attn and its backward, on
+// tensor cores:
+//   forward   attn = tanh(q kᵀ),                        output = attn v
+//   backward  S̄ = (G_o vᵀ + G_a) ∘ (1 - attn²),         grad_q = S̄ k
+// that is, of S = x yᵀ, element by element, P is made, and z = P w. A warp has
+// rows of attn and goes through their columns; P stays in its registers, where
+// the accumulators of one product are laid out as an operand of the next. While
+// it computes, the next columns of y and w come into shared memory.
+
+#include <ATen/native/cuda/AttnTiles.cuh>
+
+namespace at::native::attn_tiles {
+
+template <int width_>
+struct RowSweep {
+  static constexpr int width = width_; // columns of x, y and w, with zeros
+  static constexpr int rows = 128;     // of attn in a block
+  static constexpr int tall =
+      width == 64 ? 2 : 1; // tiles of 16 rows that a warp has
+  static constexpr int warps = rows / (16 * tall), threads = 32 * warps;
+  static constexpr int columns = 64;               // of attn in a step
+  static constexpr int tile = 2 * columns * width; // bytes of y's, or w's
+  static constexpr int shared = 2 * rows * width + 4 * tile;
+};
+
+template <typename T>
+struct RowArgs {
+  Batch batch;
+  Operand<T> x, y, w; // (m, d), (n, d), (n, e)
+  Scores<T> attn;     // forward: contiguous
+  Scores<const T> grad_attn;
+  T* z; // (m, e), contiguous
+  int m, n, d, e;
+};
+
+template <typename T, int width, bool backward>
+__global__ void __launch_bounds__(RowSweep<width>::threads, width == 64 ? 2 : 1)
+    attn_rows(RowArgs<T> args) {
+  using Size = RowSweep<width>;
+  constexpr int steps = width / 16, tall = Size::tall;
+  constexpr bool keep = width == 64; // x in registers
+  extern __shared__ uint4 shared[];
+  const uint32_t x_tile =
+      static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+  const uint32_t y_tile = x_tile + 2 * Size::rows * width,
+                 w_tile = y_tile + 2 * Size::tile;
+
+  const int blocks = (args.m + Size::rows - 1) / Size::rows;
+  const uint32_t sample = blockIdx.x / blocks;
+  const int row0 = blockIdx.x % blocks * Size::rows;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const T* y = sample_of(args.y, args.batch, sample);
+  const T* w = sample_of(args.w, args.batch, sample);
+
+  const auto load_step = [&](int column, int stage) {
+    const int left = args.n - column;
+    load_tile<T, Size::columns, width, Size::threads>(
+        y_tile + stage * Size::tile,
+        y + column * args.y.row,
+        args.y.row,
+        left,
+        args.d);
+    load_tile<T, Size::columns, width, Size::threads>(
+        w_tile + stage * Size::tile,
+        w + column * args.w.row,
+        args.w.row,
+        left,
+        args.e);
+    commit();
+  };
+  load_tile<T, Size::rows, width, Size::threads>(
+      x_tile,
+      sample_of(args.x, args.batch, sample) + row0 * args.x.row,
+      args.x.row,
+      args.m - row0,
+      args.d);
+  load_step(0, 0);
+  wait<0>();
+  __syncthreads();
+
+  uint32_t x[keep ? steps : 1][tall][4];
+  const auto load_x = [&](uint32_t (&to)[tall][4], int step) {
+#pragma unroll
+    for (int i = 0; i < tall; ++i) {
+      const int r = (warp * tall + i) * 16 + lane % 16;
+      load_matrices(to[i], place<Size::rows>(x_tile, r, 2 * step + lane / 16));
+    }
+  };
+  if constexpr (keep) {
+#pragma unroll
+    for (int step = 0; step < steps; ++step) {
+      load_x(x[step], step);
+    }
+  }
+
+  // Rows of this thread: `lane / 4` and 8 below it, in each of the warp's
+  // tiles.
+  const int row = row0 + warp * tall * 16 + lane / 4;
+  T* attn = sample_of(args.attn, args.batch, sample) + row * args.attn.row;
+  const Scores<const T> saved = {
+      nullptr, args.attn.row, args.attn.column, {}, args.attn.aligned};
+  const T* grad_attn = args.grad_attn.data
+                           ? sample_of(args.grad_attn, args.batch, sample) +
+                                 row * args.grad_attn.row
+                           : nullptr;
+  float z[tall][width / 8][4] = {};
+  for (int column = 0, stage = 0; column < args.n;
+       column += Size::columns, stage ^= 1) {
+    if (column) {
+      wait<0>();
+      __syncthreads();
+    }
+    if (column + Size::columns < args.n) {
+      load_step(column + Size::columns, stage ^ 1);
+    }
+#pragma unroll
+    for (int half = 0; half < Size::columns; half += 32) {
+      const int c0 =
+          column + half + 8 * (lane % 4); // this thread's, and the 7 after it
+      float s[tall][4][4] = {};
+#pragma unroll
+      for (int step = 0; step < steps; ++step) {
+        if constexpr (!keep) {
+          load_x(x[0], step);
+        }
+#pragma unroll
+        for (int j = 0; j < 4; j += 2) {
+          uint32_t b[4];
+          const int r = half + permuted(j + lane / 16, lane % 8);
+          load_matrices(
+              b,
+              place<Size::columns>(
+                  y_tile + stage * Size::tile, r, 2 * step + lane / 8 % 2));
+#pragma unroll
+          for (int i = 0; i < tall; ++i) {
+            mma<T>(s[i][j], x[keep ? step : 0][i], b[0], b[1]);
+            mma<T>(s[i][j + 1], x[keep ? step : 0][i], b[2], b[3]);
+          }
+        }
+      }
+      uint32_t p[tall][2][4]; // of each row, 8 columns
+#pragma unroll
+      for (int i = 0; i < tall; ++i) {
+#pragma unroll
+        for (int below = 0; below < 2; ++below) {
+          const int down = 16 * i + 8 * below;
+          const bool within = row + down < args.m;
+          uint32_t (&to)[4] = p[i][below];
+          if constexpr (backward) {
+            const uint4 none = make_uint4(0, 0, 0, 0);
+            const uint4 a =
+                within ? load_row<T>(
+                             attn + down * args.attn.row, saved, c0, args.n)
+                       : none;
+            const uint4 g = within && grad_attn
+                                ? load_row<T>(
+                                      grad_attn + down * args.grad_attn.row,
+                                      args.grad_attn,
+                                      c0,
+                                      args.n)
+                                : none;
+            const uint32_t as[4] = {a.x, a.y, a.z, a.w},
+                           gs[4] = {g.x, g.y, g.z, g.w};
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+              to[j] = grad_scores<T>(
+                  s[i][j][2 * below], s[i][j][2 * below + 1], as[j], gs[j]);
+            }
+          } else {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+              to[j] = pack<T>(
+                  tanh_for<T>(s[i][j][2 * below]),
+                  tanh_for<T>(s[i][j][2 * below + 1]));
+            }
+            if (within) {
+              store_row(
+                  attn + down * args.attn.row,
+                  c0,
+                  args.n,
+                  args.attn.aligned,
+                  make_uint4(to[0], to[1], to[2], to[3]));
+            }
+          }
+          // Beyond n there may be an inf * 0, which must not meet w's zeros.
+          if (column + Size::columns > args.n) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+              to[j] = keep_below(to[j], c0 + 2 * j, args.n);
+            }
+          }
+        }
+      }
+#pragma unroll
+      for (int u = 0; u < 2; ++u) {
+#pragma unroll
+        for (int c = 0; c < width / 8; c += 2) {
+          uint32_t b[4];
+          const int r = half + permuted(2 * u + lane / 8 % 2, lane % 8);
+          load_transposed(
+              b,
+              place<Size::columns>(
+                  w_tile + stage * Size::tile, r, c + lane / 16));
+#pragma unroll
+          for (int i = 0; i < tall; ++i) {
+            const uint32_t a[4] = {
+                p[i][0][2 * u],
+                p[i][1][2 * u],
+                p[i][0][2 * u + 1],
+                p[i][1][2 * u + 1]};
+            mma<T>(z[i][c], a, b[0], b[1]);
+            mma<T>(z[i][c + 1], a, b[2], b[3]);
+          }
+        }
+      }
+    }
+  }
+
+#pragma unroll
+  for (int i = 0; i < tall; ++i) {
+#pragma unroll
+    for (int below = 0; below < 2; ++below) {
+      const int64_t down = row + 16 * i + 8 * below;
+      if (down < args.m) {
+        store_sums<T, width>(
+            args.z + (sample * static_cast<int64_t>(args.m) + down) * args.e,
+            z[i],
+            below,
+            args.e);
+      }
+    }
+  }
+}
+
+} // namespace at::native::attn_tiles
