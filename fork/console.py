@@ -63,7 +63,8 @@ class NinjaSteps:
     def __call__(self, line: str) -> None:
         if found := NINJA.match(line.strip()):
             self.done, total = int(found[1]), int(found[2])
-            left = (time.monotonic() - self.start) / self.done * (total - self.done) / 60
+            a_step = (time.monotonic() - self.start) / max(1, self.done)
+            left = a_step * (total - self.done) / 60
             self.doing.tell(f"compile {self.done} of {total}, {left:.0f} min to go: {found[3]}")
 
     def __str__(self) -> str:

@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 import nlohmann_json
+import yaml
 
 from fork import cuda
 from fork.base import Base
@@ -148,8 +149,12 @@ class Graft:
     def _code(self, path: str, name: str) -> Path:
         """Our entries of a YAML file for this release, as input for the generator."""
         edit = Edit.parse(path, self.tree[path].read_text()) if path in self.tree else None
+        code = edit.code(self.base.upstream) if edit else ""
+        if path == NATIVE and not self.cuda_sources:
+            # Nothing would define the functions of such a key, and the base's libraries call them.
+            code = without_key(code, "CUDA")
         file = self.dir / name
-        file.write_text(edit.code(self.base.upstream) if edit else "")
+        file.write_text(code)
         return file
 
     def generate(self) -> None:
@@ -213,8 +218,7 @@ class Graft:
         files = {f"include/ATen/ops/{o.name}": o for o in (aten / "ops").glob("*.h")}
         files |= {f"op/{s.name}": s for s in self._shims(fresh / "aoti")}
         # Of the sharded sources the unsharded "Everything"; of these, those that register.
-        other = "" if self.cuda_sources else "|RegisterCUDA"
-        skip = re.compile(rf".*_\d+\.cpp|(python_|ViewFuncs|Functions{other}).*")
+        skip = re.compile(r".*_\d+\.cpp|(python_|ViewFuncs|Functions).*")
         registers = re.compile(r"^\s*m\.(impl|def)\(", re.M)
         for source in [*aten.glob("*.cpp"), *autograd.glob("*.cpp")]:
             if not skip.fullmatch(source.name) and registers.search(source.read_text()):
@@ -364,6 +368,19 @@ class Graft:
 def is_source(path: str) -> bool:
     """Whether it is C++ or CUDA of PyTorch's libraries: not, say, of a benchmark."""
     return path.endswith((".cpp", ".cu")) and path.startswith(("aten/", "torch/"))
+
+
+def without_key(entries: str, key: str) -> str:
+    """Entries of native_functions.yaml that dispatch nothing to `key`."""
+    functions = yaml.safe_load(entries)
+    for function in functions:
+        kernels = {}
+        for keys, kernel in function.pop("dispatch", {}).items():
+            if kept := ", ".join(k for k in keys.split(", ") if k != key):
+                kernels[kept] = kernel
+        if kernels:
+            function["dispatch"] = kernels
+    return yaml.safe_dump(functions, sort_keys=False)
 
 
 def mirror(wanted: dict[Path, bytes], folder: Path) -> None:

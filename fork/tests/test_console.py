@@ -1,10 +1,11 @@
 """A failing command's log becomes one line that says why."""
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 
-from fork.console import run
+from fork.console import NinjaSteps, run
 from fork.errors import ForkError
 
 
@@ -45,3 +46,13 @@ def test_lines_are_seen_and_kept(tmp_path):
 def test_a_missing_command(tmp_path):
     with pytest.raises(ForkError, match="it broke: .*nowhere"):
         run(["/nowhere/cc"], tmp_path / "log", "it broke")
+
+
+def test_steps_are_counted():
+    """From Ninja's step 0 on, which looks whether CMake must run again."""
+    told = []
+    steps = NinjaSteps(SimpleNamespace(tell=told.append))
+    for line in ("[0/2] Re-checking", "[1/2] Building x.o", "x.cpp: a warning", "[2/2] Linking"):
+        steps(line)
+    assert [t.partition(",")[0] for t in told] == [f"compile {n} of 2" for n in (0, 1, 2)]
+    assert str(steps) == "2 steps"

@@ -9,6 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 from wheel.wheelfile import WheelFile
 
 from fork import base as bases
@@ -16,7 +17,7 @@ from fork.__main__ import CACHE, ROOT
 from fork.base import Base
 from fork.codegen import fragment
 from fork.errors import ForkError
-from fork.graft import Graft, mirror
+from fork.graft import Graft, mirror, without_key
 from fork.install import UNDER_WAY, clear, install
 from fork.pack import header, pack
 from fork.stack import Stack
@@ -28,6 +29,27 @@ def test_fragment():
     assert fragment(schema) == 'TORCH_LIBRARY_FRAGMENT(aten, m) {\n  m.def("attn()");\n}\n'
     with pytest.raises(SystemExit, match="not as the graft knows it"):
         fragment("TORCH_LIBRARY(prim, m) {}\n")
+
+
+def test_without_key():
+    entries = """
+- func: f(Tensor x) -> Tensor
+  variants: function
+  dispatch:
+    CPU, CUDA, MPS: f_fast
+    CompositeExplicitAutograd: f
+- func: g(Tensor x) -> Tensor
+  dispatch:
+    CUDA: g
+"""
+    assert yaml.safe_load(without_key(entries, "CUDA")) == [
+        {
+            "func": "f(Tensor x) -> Tensor",
+            "variants": "function",
+            "dispatch": {"CPU, MPS": "f_fast", "CompositeExplicitAutograd": "f"},
+        },
+        {"func": "g(Tensor x) -> Tensor"},
+    ]
 
 
 def test_mirror_keeps_the_time_of_what_did_not_change(tmp_path):
