@@ -14,6 +14,7 @@ from fork.base import Base
 # Those that the kernels are compiled for, if the compiler knows them. What is compiled for x.0 runs
 # on all x.y, and the last one's PTX on what comes after it.
 ARCHITECTURES = (80, 90, 100)
+COMPOSED = "on a GPU torch.attn is composed of matmul and tanh"
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,11 @@ def find(base: Base) -> Nvcc | str:
     wanted = built_for(base)
     if wanted is None:
         return f"torch {base.version} is not built for CUDA"
+    if "Float32Backend" not in (base.upstream.read("aten/src/ATen/Context.h") or ""):
+        return (
+            f"torch {base.version} cannot tell the kernels whether TF32 is allowed, as later "
+            f"releases can: {COMPOSED}"
+        )
     homes = [os.environ.get("CUDA_HOME"), f"/usr/local/cuda-{wanted}", "/usr/local/cuda"]
     places = [os.environ.get("CUDACXX"), *(f"{home}/bin/nvcc" for home in homes if home), "nvcc"]
     seen = []
@@ -48,7 +54,7 @@ def find(base: Base) -> Nvcc | str:
     return (
         f"torch {base.version} is built for CUDA {wanted}, for which there is no nvcc"
         f"{''.join(dict.fromkeys(seen))} (CUDACXX= or CUDA_HOME= says where): "
-        "on a GPU torch.attn is composed of matmul and tanh"
+        f"{COMPOSED}"
     )
 
 

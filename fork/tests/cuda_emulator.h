@@ -71,7 +71,7 @@ namespace emulator {
 constexpr int kThreads = 1024, kShared = 227 << 10;
 inline int major = 9, room = kShared, launches = 0;
 
-// What is known of 16 bytes of shared memory since a barrier.
+// What is known of 4 bytes of shared memory since a barrier.
 struct Chunk {
   int written = -1, read = -1;       // by this thread; or many
   int written_at = -1, read_at = -1; // after so many barriers
@@ -106,7 +106,7 @@ inline int size, alive; // threads of the block; those that have not ended
 inline bool moved;      // since all threads had their last turn
 inline std::function<void()> body;
 inline std::string error;
-inline std::vector<Chunk> chunks(kShared / 16);
+inline std::vector<Chunk> chunks(kShared / 4);
 alignas(16) inline char memory[kShared];
 inline int bytes; // of shared memory that the kernel asked for
 
@@ -156,14 +156,15 @@ inline void exchanged() {
   meet(warps[current / 32], 32);
 }
 
-inline Chunk* chunk_of(uint32_t address) {
-  if (address % 16 || address + 16 > static_cast<uint32_t>(bytes)) {
+// The state of `count` bytes; null if they are not all there.
+inline Chunk* chunks_of(uint32_t address, uint32_t count) {
+  if (address % count || address + count > static_cast<uint32_t>(bytes)) {
     fail(
-        "shared memory: " + std::to_string(address) + " of " +
-        std::to_string(bytes));
+        "shared memory: " + std::to_string(count) + " bytes at " +
+        std::to_string(address) + " of " + std::to_string(bytes));
     return nullptr;
   }
-  return &chunks[address / 16];
+  return &chunks[address / 4];
 }
 
 inline void note_write(Chunk& chunk) {
@@ -186,18 +187,20 @@ inline void note_read(Chunk& chunk) {
   chunk.read_at = now;
 }
 
-inline void store(uint32_t to, uint4 value) {
-  if (Chunk* chunk = chunk_of(to)) {
-    note_write(*chunk);
-    std::memcpy(memory + to, &value, 16);
+template <typename X>
+void store(uint32_t to, X value) {
+  if (Chunk* of = chunks_of(to, sizeof(X))) {
+    std::for_each(of, of + (sizeof(X) + 3) / 4, note_write);
+    std::memcpy(memory + to, &value, sizeof(X));
   }
 }
 
-inline uint16_t load(uint32_t address) {
-  uint16_t x = 0;
-  if (Chunk* chunk = chunk_of(address / 16 * 16)) {
-    note_read(*chunk);
-    std::memcpy(&x, memory + address, 2);
+template <typename X>
+X load(uint32_t from) {
+  X x{};
+  if (Chunk* of = chunks_of(from, sizeof(X))) {
+    std::for_each(of, of + (sizeof(X) + 3) / 4, note_read);
+    std::memcpy(&x, memory + from, sizeof(X));
   }
   return x;
 }
@@ -400,8 +403,8 @@ inline void load_matrices(
       if (transposed) {
         std::swap(row, column);
       }
-      x[i] |= static_cast<uint32_t>(
-                  emulator::load(warp[8 * i + row].out[0] + 2 * column))
+      x[i] |= static_cast<uint32_t>(emulator::load<uint16_t>(
+                  warp[8 * i + row].out[0] + 2 * column))
               << 16 * half;
     }
   }
@@ -426,9 +429,11 @@ inline void copy_async(uint32_t to, const void* from, int count) {
   if (count) {
     std::memcpy(&copy.value, from, count);
   }
-  if (emulator::Chunk* chunk = emulator::chunk_of(to)) {
-    emulator::note_write(*chunk);
-    chunk->pending = true;
+  if (emulator::Chunk* of = emulator::chunks_of(to, 16)) {
+    for (int i = 0; i < 4; ++i) {
+      emulator::note_write(of[i]);
+      of[i].pending = true;
+    }
     emulator::threads[emulator::current].groups.back().push_back(copy);
   }
 }
@@ -442,11 +447,123 @@ void wait() {
   auto& groups = emulator::threads[emulator::current].groups;
   while (groups.size() > pending + 1) {
     for (const emulator::Copy& copy : groups.front()) {
-      emulator::chunk_of(copy.to)->pending = false;
+      emulator::Chunk* of = emulator::chunks_of(copy.to, 16);
+      std::for_each(
+          of, of + 4, [](emulator::Chunk& chunk) { chunk.pending = false; });
       emulator::store(copy.to, copy.value);
     }
     groups.erase(groups.begin());
   }
+}
+
+template <typename T>
+using Part = T[2][2];
+
+inline float rounded(float x) {
+  uint32_t word;
+  std::memcpy(&word, &x, 4);
+  if ((word & 0x7f800000) != 0x7f800000) {
+    word = (word + 0x1000) & 0xffffe000;
+  }
+  std::memcpy(&x, &word, 4);
+  return x;
+}
+
+inline double rounded(double x) {
+  return x;
+}
+
+template <typename T>
+void mma(Part<T>& c, const Part<T>& a, const T (&b)[2]) {
+  const auto word = [](T x, int i) {
+    uint64_t bits = 0;
+    std::memcpy(&bits, &x, sizeof(T));
+    return static_cast<uint32_t>(bits >> 32 * i);
+  };
+  emulator::Thread* warp = nullptr;
+  T all[32][6];
+  const T mine[6] = {a[0][0], a[0][1], a[1][0], a[1][1], b[0], b[1]};
+  for (int i = 0; i < 6; i += 3) {
+    warp = emulator::exchange(
+        {word(mine[i], 0),
+         word(mine[i], 1),
+         word(mine[i + 1], 0),
+         word(mine[i + 1], 1),
+         word(mine[i + 2], 0),
+         word(mine[i + 2], 1)});
+    for (int lane = 0; lane < 32; ++lane) {
+      for (int j = 0; j < 3; ++j) {
+        std::memcpy(&all[lane][i + j], &warp[lane].out[2 * j], sizeof(T));
+      }
+    }
+    emulator::exchanged();
+  }
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  for (int i = 0; i < 2; ++i) {
+    for (int j = 0; j < 2; ++j) {
+      long double sum = c[i][j];
+      for (int k = 0; k < 8; ++k) {
+        T x = all[4 * g + k / 2][2 * i + k % 2],
+          y = all[4 * (2 * t + j) + k / 2][4 + k % 2];
+        if constexpr (std::is_same_v<T, float>) { // what is beyond is not
+                                                  // looked at
+          uint32_t words[2];
+          std::memcpy(&words[0], &x, 4);
+          std::memcpy(&words[1], &y, 4);
+          words[0] &= 0xffffe000;
+          words[1] &= 0xffffe000;
+          std::memcpy(&x, &words[0], 4);
+          std::memcpy(&y, &words[1], 4);
+        }
+        sum += static_cast<long double>(x) * y;
+      }
+      c[i][j] = static_cast<T>(sum);
+      if (std::is_same_v<T, float> && std::abs(c[i][j]) > std::abs(sum)) {
+        c[i][j] = std::nextafter(c[i][j], T(0));
+      }
+    }
+  }
+}
+
+template <typename T>
+void load_pair(T (&x)[2], uint32_t address) {
+  struct alignas(2 * sizeof(T)) Two {
+    T x[2];
+  };
+  const Two both = emulator::load<Two>(address);
+  x[0] = both.x[0];
+  x[1] = both.x[1];
+}
+
+template <typename T>
+T load_shared(uint32_t address) {
+  return emulator::load<T>(address);
+}
+
+inline void store_shared(uint32_t to, float x) {
+  emulator::store(to, x);
+}
+
+inline void store_shared(uint32_t to, double x) {
+  emulator::store(to, x);
+}
+
+template <typename T>
+void load_pair(T (&x)[2], const T* from) {
+  if (reinterpret_cast<uintptr_t>(from) % (2 * sizeof(T))) {
+    emulator::fail("misaligned load");
+  }
+  x[0] = from[0];
+  x[1] = from[1];
+}
+
+template <typename T>
+void store_pair(T* to, const T (&x)[2]) {
+  if (reinterpret_cast<uintptr_t>(to) % (2 * sizeof(T))) {
+    emulator::fail("misaligned store");
+  }
+  to[0] = x[0];
+  to[1] = x[1];
 }
 
 // 12 bits of it: off by up to 2^-11.

@@ -18,7 +18,7 @@ SOURCES = ROOT / "aten/src/ATen/native/cuda"
 # What the emulator stands in for.
 REPLACED = (
     *(f"c10/cuda/CUDA{name}.h" for name in ("Exception", "Functions", "Stream")),
-    "ATen/native/cuda/AttnMma.cuh",
+    *(f"ATen/native/cuda/{name}.cuh" for name in ("AttnMma", "AttnWideMma")),
 )
 # A program like test/test_attn.py, but that CPU tensors go to the kernels for CUDA.
 RUN = """
@@ -77,11 +77,54 @@ def library(tmp_path_factory):
     return emulate(tmp_path_factory.mktemp("emulated"))
 
 
-def test_the_operators_own_tests(library):
-    """Of bfloat16 and half, on the kernels; the emulator finds races and misaligned accesses."""
-    passed, said, launches = run_tests(library, "-k", "float16")
+@pytest.mark.parametrize(
+    "only, least",
+    [("float16", 300), ("float32", 250), ("*values_and_gradients*float64", 50)],
+    ids=["narrow", "float", "double"],
+)
+def test_the_operators_own_tests(library, only, least):
+    """On the kernels; the emulator finds races and misaligned accesses."""
+    passed, said, launches = run_tests(library, "-k", only)
     assert passed, said
-    assert launches > 100
+    assert launches > least
+
+
+TF32 = """
+import sys, torch
+torch.ops.load_library(sys.argv[1])
+torch.manual_seed(0)
+q, k, v = (torch.randn(size) for size in ((70, 33), (90, 33), (90, 17)))
+
+def to_tf32(x):
+    bits = x.view(torch.int32) + 0x1000 & ~0x1FFF
+    return bits.view(torch.float).double()
+
+def attn(q, k, v, rounded):
+    attn = torch.tanh(rounded(q) @ rounded(k).T)
+    return rounded(attn.float()) @ rounded(v), attn
+
+def error(x, y):
+    return (x - y).abs().max().item()
+
+exact = attn(q, k, v, torch.Tensor.double)
+for setting in ("pass", "cuda.matmul.allow_tf32 = True", "cuda.matmul.allow_tf32 = False",
+                "cuda.matmul.fp32_precision = 'tf32'"):
+    exec(setting if setting == "pass" else f"torch.backends.{setting}")
+    # Twice what that precision costs the plain computation, and what float does anyway.
+    allowed = setting.endswith(("True", "'tf32'"))
+    plain = attn(q, k, v, to_tf32) if allowed else exact
+    for x, y, z in zip(torch.attn(q, k, v), plain, exact):
+        assert error(x, z) <= 2 * error(y, z) + 1e-5, setting
+        assert (error(x, z) > 1e-4) == allowed, setting
+"""
+
+
+def test_tf32_where_it_is_allowed(library):
+    """By the older setting and by the newer one, which the older does not know."""
+    done = subprocess.run(
+        [sys.executable, "-c", TF32, library], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("device", [(7, 227 << 10), (9, 32 << 10)], ids=["old", "small"])
@@ -99,9 +142,10 @@ def test_a_missing_barrier_is_found(tmp_path):
     assert "race: a " in said
 
 
-def base_of(folder, cuda_release):
+def base_of(folder, cuda_release, context="enum class Float32Backend { CUDA };"):
     text = f"__version__ = '2.13.0'\ncuda: Optional[str] = {cuda_release!r}\n"
-    return Base(folder / "torch.whl", write_files(folder, {"torch/version.py": text}))
+    files = {"torch/version.py": text, "torch/include/ATen/Context.h": context}
+    return Base(folder / "torch.whl", write_files(folder, files))
 
 
 def compiler(folder, release):
@@ -126,6 +170,11 @@ def test_compiler_of_the_bases_release(tmp_path, monkeypatch):
 
 def test_base_without_cuda(tmp_path):
     assert cuda.find(base_of(tmp_path, None)) == "torch 2.13.0 is not built for CUDA"
+
+
+def test_base_that_cannot_tell_of_tf32(tmp_path):
+    why = cuda.find(base_of(tmp_path, "13.0", context="bool allowTF32CuBLAS() const;"))
+    assert why.startswith("torch 2.13.0 cannot tell the kernels whether TF32 is allowed")
 
 
 def test_compiler_of_another_release(tmp_path, monkeypatch):

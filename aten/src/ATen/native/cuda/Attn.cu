@@ -1,4 +1,5 @@
 #define TORCH_ASSERT_ONLY_METHOD_OPERATORS
+#include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/native/cpu/AttnKernel.h>
@@ -18,6 +19,8 @@
 #if !defined(USE_ROCM)
 #include <ATen/native/cuda/AttnColumns.cuh>
 #include <ATen/native/cuda/AttnRows.cuh>
+#include <ATen/native/cuda/AttnWideColumns.cuh>
+#include <ATen/native/cuda/AttnWideRows.cuh>
 #endif
 
 #include <algorithm>
@@ -177,8 +180,7 @@ int attribute(cudaDeviceAttr name) {
 bool has_kernels(const Tensor& q, const Tensor& k, const Tensor& v) {
   constexpr int64_t widest = 128;
   constexpr int64_t most = std::numeric_limits<int>::max() - widest;
-  return (q.scalar_type() == kBFloat16 || q.scalar_type() == kHalf) &&
-         q.size(-1) <= widest && v.size(-1) <= widest && q.size(-2) <= most &&
+  return q.size(-1) <= widest && v.size(-1) <= widest && q.size(-2) <= most &&
          k.size(-2) <= most &&
          attribute(cudaDevAttrComputeCapabilityMajor) >= 8;
 }
@@ -208,6 +210,33 @@ bool launch(
       args);
   C10_CUDA_KERNEL_LAUNCH_CHECK();
   return true;
+}
+
+// Calls of with the least width of tiles that has room for d and e columns;
+// false if there is none for T.
+template <typename T, typename F>
+bool for_width_of(int d, int e, const F& of) {
+  if (d <= 64 && e <= 64) {
+    return of(std::integral_constant<int, 64>{});
+  }
+  if constexpr (sizeof(T) <= sizeof(float)) {
+    return of(std::integral_constant<int, 128>{});
+  }
+  return false;
+}
+
+// Calls of with how T, float or double, is multiplied.
+template <typename T, typename F>
+bool for_precision_of(const F& of) {
+  using attn_tiles::Precision;
+  if constexpr (std::is_same_v<T, float>) {
+    const auto precision = at::globalContext().float32Precision(
+        Float32Backend::CUDA, Float32Op::MATMUL);
+    if (precision != Float32Precision::TF32) {
+      return of(std::integral_constant<Precision, Precision::split>{});
+    }
+  }
+  return of(std::integral_constant<Precision, Precision::plain>{});
 }
 
 // Of S = x yᵀ, element by element, P is made, and z = P w: see AttnRows.cuh.
@@ -240,13 +269,22 @@ bool sweep_rows(
   args.n = attn.size(-1);
   args.d = x.defined() ? x.size(-1) : 0;
   args.e = w.size(-1);
-  const auto run = [&](auto width) {
-    using Sweep = attn_tiles::RowSweep<width>;
-    return launch<Sweep>(
-        attn_tiles::attn_rows<T, width, backward>, args, args.m, Sweep::rows);
-  };
-  return args.d <= 64 && args.e <= 64 ? run(std::integral_constant<int, 64>{})
-                                      : run(std::integral_constant<int, 128>{});
+  return for_width_of<T>(args.d, args.e, [&](auto width) {
+    if constexpr (sizeof(T) >= sizeof(float)) {
+      using Sweep = attn_tiles::WideRowSweep<T, width>;
+      return for_precision_of<T>([&](auto precision) {
+        return launch<Sweep>(
+            attn_tiles::attn_wide_rows<T, width, backward, precision>,
+            args,
+            args.m,
+            Sweep::rows);
+      });
+    } else {
+      using Sweep = attn_tiles::RowSweep<width>;
+      return launch<Sweep>(
+          attn_tiles::attn_rows<T, width, backward>, args, args.m, Sweep::rows);
+    }
+  });
 }
 
 // S̄ᵀ = (v G_oᵀ + G_aᵀ) ∘ (1 - attnᵀ²), grad_k = S̄ᵀ q, grad_v = attnᵀ G_o
@@ -285,19 +323,50 @@ bool sweep_columns(
   args.n = attn.size(-1);
   args.d = q.size(-1);
   args.e = v.size(-1);
-  const auto run = [&](auto width) {
-    using Sweep = attn_tiles::ColumnSweep<width>;
-    return launch<Sweep>(
-        attn_tiles::attn_columns<T, width>, args, args.n, Sweep::columns);
-  };
-  return args.d <= 64 && args.e <= 64 ? run(std::integral_constant<int, 64>{})
-                                      : run(std::integral_constant<int, 128>{});
+  return for_width_of<T>(args.d, args.e, [&](auto width) {
+    if constexpr (sizeof(T) >= sizeof(float)) {
+      using Sweep = attn_tiles::WideColumnSweep<T, width>;
+      using attn_tiles::Gradients;
+      return for_precision_of<T>([&](auto precision) {
+        const auto sweep = [&](auto gradients) {
+          return launch<Sweep>(
+              attn_tiles::attn_wide_columns<T, width, precision, gradients>,
+              args,
+              args.n,
+              Sweep::columns);
+        };
+        if constexpr (width * sizeof(T) <= 64 * sizeof(float)) {
+          return sweep(std::integral_constant<Gradients, Gradients::both>{});
+        } else {
+          using OfK = std::integral_constant<Gradients, Gradients::of_k>;
+          using OfV = std::integral_constant<Gradients, Gradients::of_v>;
+          return (!args.grad_k || sweep(OfK{})) &&
+                 (!args.grad_v || sweep(OfV{}));
+        }
+      });
+    } else {
+      using Sweep = attn_tiles::ColumnSweep<width>;
+      return launch<Sweep>(
+          attn_tiles::attn_columns<T, width>, args, args.n, Sweep::columns);
+    }
+  });
 }
 
-// Calls of with __nv_bfloat16 or __half.
+// Calls of with an element as the kernels know it; false if they don't.
 template <typename F>
-bool for_dtype_of(const Tensor& q, const F& f) {
-  return q.scalar_type() == kHalf ? f(__half{}) : f(__nv_bfloat16{});
+bool for_dtype_of(const Tensor& q, const F& of) {
+  switch (q.scalar_type()) {
+    case kHalf:
+      return of(__half{});
+    case kBFloat16:
+      return of(__nv_bfloat16{});
+    case kFloat:
+      return of(float{});
+    case kDouble:
+      return of(double{});
+    default:
+      return false;
+  }
 }
 
 #endif // !USE_ROCM

@@ -1,0 +1,203 @@
+#pragma once
+
+// AttnColumns.cuh's sweep for float and double.
+
+#include <ATen/native/cuda/AttnColumns.cuh>
+#include <ATen/native/cuda/AttnWideTiles.cuh>
+
+namespace at::native::attn_tiles {
+
+template <typename T, int width_>
+struct WideColumnSweep {
+  static constexpr int width = width_;
+  static constexpr int warps = 4, threads = 32 * warps;
+  static constexpr int columns = 16 * warps; // of attn in a block
+  static constexpr int rows = 16;            // of attn in a step
+  static constexpr int by_columns = kByColumns<T, width>;
+  static constexpr int by_rows = kByRows<T, width>;
+  static constexpr int score_row = kByRows<T, columns>;
+  static constexpr int q_tile = sizeof(T) * rows * by_rows; // bytes
+  static constexpr int g_tile = sizeof(T) * rows * by_columns;
+  static constexpr int scores = sizeof(T) * rows * score_row;
+  static constexpr int stage = q_tile + g_tile + 2 * scores;
+  static constexpr int shared = sizeof(T) * columns * by_columns + 2 * stage;
+};
+
+// Of grad_k and grad_v, those of a launch: both take too many registers where
+// their rows are long.
+enum class Gradients { both, of_k, of_v };
+
+template <typename T, int width, Precision precision, Gradients gradients>
+__global__ void __launch_bounds__(WideColumnSweep<T, width>::threads, 2)
+    attn_wide_columns(ColumnArgs<T> args) {
+  using Size = WideColumnSweep<T, width>;
+  constexpr int parts = Size::rows / 8;
+  extern __shared__ uint4 shared[];
+  const uint32_t v_tile =
+      static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+  const uint32_t stages = v_tile + sizeof(T) * Size::columns * Size::by_columns;
+
+  const int blocks = (args.n + Size::columns - 1) / Size::columns;
+  const uint32_t sample = blockIdx.x / blocks;
+  const int column0 = blockIdx.x % blocks * Size::columns;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int g = lane / 4, t = lane % 4;
+  const bool want_k = gradients != Gradients::of_v && args.grad_k;
+  const bool want_v = gradients != Gradients::of_k && args.grad_v;
+  const bool has_output = args.grad_output.data != nullptr;
+  const bool has_attn = want_k && args.grad_attn.data != nullptr;
+  const T* q = sample_of(args.q, args.batch, sample);
+  const T* grad =
+      has_output ? sample_of(args.grad_output, args.batch, sample) : nullptr;
+  const T* attn =
+      sample_of(args.attn, args.batch, sample) + column0 * args.attn.column;
+  const T* grad_attn = has_attn
+                           ? sample_of(args.grad_attn, args.batch, sample) +
+                                 column0 * args.grad_attn.column
+                           : nullptr;
+
+  const auto load_step = [&](int row, int stage) {
+    const uint32_t q_tile = stages + stage * Size::stage;
+    const uint32_t g_tile = q_tile + Size::q_tile;
+    const uint32_t a_tile = g_tile + Size::g_tile;
+    const int left = args.m - row, columns_left = args.n - column0;
+    if (want_k) {
+      load_wide<T, Size::rows, width, Size::by_rows, Size::threads>(
+          q_tile, q + row * args.q.row, args.q.row, left, args.d);
+    }
+    if (has_output) {
+      load_wide<T, Size::rows, width, Size::by_columns, Size::threads>(
+          g_tile,
+          grad + row * args.grad_output.row,
+          args.grad_output.row,
+          left,
+          args.e);
+    }
+    constexpr int columns = Size::columns, score_row = Size::score_row;
+    load_wide_scores<T, Size::rows, columns, score_row, Size::threads>(
+        a_tile, attn + row * args.attn.row, args.attn, left, columns_left);
+    if (has_attn) {
+      load_wide_scores<T, Size::rows, columns, score_row, Size::threads>(
+          a_tile + Size::scores,
+          grad_attn + row * args.grad_attn.row,
+          args.grad_attn,
+          left,
+          columns_left);
+    }
+    commit();
+  };
+  load_wide<T, Size::columns, width, Size::by_columns, Size::threads>(
+      v_tile,
+      sample_of(args.v, args.batch, sample) + column0 * args.v.row,
+      args.v.row,
+      args.n - column0,
+      args.e);
+  load_step(0, 0);
+
+  // This thread's columns of attn are `column` and 8 after it.
+  const int column = warp * 16 + g;
+  const uint32_t v_row =
+      v_tile + (column * Size::by_columns + 2 * t) * sizeof(T);
+  Part<T> grad_k[width / 8] = {}, grad_v[width / 8] = {};
+  for (int row = 0, stage = 0; row < args.m; row += Size::rows, stage ^= 1) {
+    wait<0>();
+    __syncthreads();
+    if (row + Size::rows < args.m) {
+      load_step(row + Size::rows, stage ^ 1);
+    }
+    const uint32_t q_tile = stages + stage * Size::stage;
+    const uint32_t g_tile = q_tile + Size::q_tile;
+    const uint32_t a_tile = g_tile + Size::g_tile;
+
+    // attnᵀ and S̄ᵀ, of 8 rows of attn each
+    Part<T> a[parts], p[parts];
+#pragma unroll
+    for (int part = 0; part < parts; ++part) {
+      Sums<T, precision> s;
+      if (want_k && has_output) {
+#pragma unroll 4
+        for (int c = 0; c < width; c += 8) {
+          Part<T> x;
+          T b[2];
+          load_pair(x[0], v_row + c * sizeof(T));
+          load_pair(x[1], v_row + (8 * Size::by_columns + c) * sizeof(T));
+          load_pair(
+              b,
+              g_tile +
+                  ((8 * part + g) * Size::by_columns + c + 2 * t) * sizeof(T));
+          s.template add<true>(x, b);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const int r = 8 * part + 2 * t + h;
+          const uint32_t at =
+              a_tile + (r * Size::score_row + column + 8 * i) * sizeof(T);
+          const T x = load_shared<T>(at);
+          const T ga = has_attn ? load_shared<T>(at + Size::scores) : T(0);
+          a[part][i][h] = x;
+          // Beyond m there may be an inf * 0, which must not meet q's zeros.
+          p[part][i][h] = row + r < args.m
+                              ? (s.value(i, h) + ga) * ::fma(-x, x, T(1))
+                              : T(0);
+        }
+      }
+    }
+
+    // Summed apart: see attn_wide_rows.
+#pragma unroll
+    for (int c = 0; c < width / 8; ++c) {
+      Sums<T, precision> of_k, of_v;
+#pragma unroll
+      for (int part = 0; part < parts; ++part) {
+        T b[2], d[2];
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const int r = 8 * part + 2 * t + h, at = 8 * c + g;
+          b[h] = want_k ? load_shared<T>(
+                              q_tile + (r * Size::by_rows + at) * sizeof(T))
+                        : T(0);
+          d[h] = want_v ? load_shared<T>(
+                              g_tile + (r * Size::by_columns + at) * sizeof(T))
+                        : T(0);
+        }
+        if (want_k) {
+          of_k.add(p[part], b);
+        }
+        if (want_v) {
+          of_v.add(a[part], d);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          grad_k[c][i][h] += of_k.value(i, h);
+          grad_v[c][i][h] += of_v.value(i, h);
+        }
+      }
+    }
+  }
+
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int at = column0 + column + 8 * i;
+    const int64_t line = sample * static_cast<int64_t>(args.n) + at;
+#pragma unroll
+    for (int c = 0; c < width / 8; ++c) {
+      const int first = 8 * c + 2 * t;
+      if (at < args.n && want_k) {
+        T* to = args.grad_k + line * args.d;
+        store_two(to, grad_k[c][i], first, args.d, args.d % 2 == 0);
+      }
+      if (at < args.n && want_v) {
+        T* to = args.grad_v + line * args.e;
+        store_two(to, grad_v[c][i], first, args.e, args.e % 2 == 0);
+      }
+    }
+  }
+}
+
+} // namespace at::native::attn_tiles

@@ -1,0 +1,179 @@
+#pragma once
+
+// AttnRows.cuh's sweep for float and double.
+
+#include <ATen/native/cuda/AttnRows.cuh>
+#include <ATen/native/cuda/AttnWideTiles.cuh>
+
+namespace at::native::attn_tiles {
+
+template <typename T, int width_>
+struct WideRowSweep {
+  static constexpr int width = width_;
+  static constexpr int warps = 4, threads = 32 * warps;
+  static constexpr int rows = 16 * warps; // of attn in a block
+  // Of attn in a step; more would take more registers than there are.
+  static constexpr int columns = sizeof(T) * width <= 256 ? 32 : 16;
+  static constexpr int by_columns = kByColumns<T, width>;
+  static constexpr int by_rows = kByRows<T, width>;
+  static constexpr int y_tile = sizeof(T) * columns * by_columns; // bytes
+  static constexpr int stage = y_tile + sizeof(T) * columns * by_rows;
+  static constexpr int shared = sizeof(T) * rows * by_columns + 2 * stage;
+};
+
+template <typename T, int width, bool backward, Precision precision>
+__global__ void __launch_bounds__(WideRowSweep<T, width>::threads, 2)
+    attn_wide_rows(RowArgs<T> args) {
+  using Size = WideRowSweep<T, width>;
+  constexpr int tiles = Size::columns / 8;
+  extern __shared__ uint4 shared[];
+  const uint32_t x_tile =
+      static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+  const uint32_t stages = x_tile + sizeof(T) * Size::rows * Size::by_columns;
+
+  const int blocks = (args.m + Size::rows - 1) / Size::rows;
+  const uint32_t sample = blockIdx.x / blocks;
+  const int row0 = blockIdx.x % blocks * Size::rows;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int g = lane / 4, t = lane % 4;
+  const T* y = sample_of(args.y, args.batch, sample);
+  const T* w = sample_of(args.w, args.batch, sample);
+
+  const auto load_step = [&](int column, int stage) {
+    const uint32_t tile = stages + stage * Size::stage;
+    const int left = args.n - column;
+    load_wide<T, Size::columns, width, Size::by_columns, Size::threads>(
+        tile, y + column * args.y.row, args.y.row, left, args.d);
+    load_wide<T, Size::columns, width, Size::by_rows, Size::threads>(
+        tile + Size::y_tile, w + column * args.w.row, args.w.row, left, args.e);
+    commit();
+  };
+  load_wide<T, Size::rows, width, Size::by_columns, Size::threads>(
+      x_tile,
+      sample_of(args.x, args.batch, sample) + row0 * args.x.row,
+      args.x.row,
+      args.m - row0,
+      args.d);
+  load_step(0, 0);
+
+  // This thread's rows of attn are `row` and 8 below it.
+  const int row = row0 + warp * 16 + g;
+  const uint32_t x_row =
+      x_tile + (warp * 16 + g) * Size::by_columns * sizeof(T);
+  // Of so few terms, a sum of tensor cores' is further off than a plain one.
+  const bool few = precision == Precision::split && !backward && args.d <= 16;
+  T* attn = sample_of(args.attn, args.batch, sample) + row * args.attn.row;
+  const T* grad_attn = args.grad_attn.data
+                           ? sample_of(args.grad_attn, args.batch, sample) +
+                                 row * args.grad_attn.row
+                           : nullptr;
+  Part<T> z[width / 8] = {};
+  for (int column = 0, stage = 0; column < args.n;
+       column += Size::columns, stage ^= 1) {
+    wait<0>();
+    __syncthreads();
+    if (column + Size::columns < args.n) {
+      load_step(column + Size::columns, stage ^ 1);
+    }
+    const uint32_t y_tile = stages + stage * Size::stage;
+    const uint32_t w_tile = y_tile + Size::y_tile;
+
+    Sums<T, precision> s[tiles];
+    if (few) {
+#pragma unroll
+      for (int j = 0; j < tiles; ++j) {
+        const uint32_t y_row =
+            y_tile + (8 * j + 2 * t) * Size::by_columns * sizeof(T);
+        add_exactly<T, Size::by_columns>(s[j].of, x_row, y_row, args.d);
+      }
+    } else {
+#pragma unroll
+      for (int c = 0; c < width; c += 8) {
+        const uint32_t pair = (c + 2 * t) * sizeof(T);
+        Part<T> x;
+        load_pair(x[0], x_row + pair);
+        load_pair(x[1], x_row + 8 * Size::by_columns * sizeof(T) + pair);
+#pragma unroll
+        for (int j = 0; j < tiles; ++j) {
+          T b[2];
+          load_pair(
+              b, y_tile + (8 * j + g) * Size::by_columns * sizeof(T) + pair);
+          s[j].template add<true>(x, b);
+        }
+      }
+    }
+
+    Part<T> p[tiles];
+#pragma unroll
+    for (int j = 0; j < tiles; ++j) {
+      const int c0 = column + 8 * j + 2 * t;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const bool within = row + 8 * i < args.m;
+        T* at = attn + 8 * i * args.attn.row;
+        T a[2] = {}, grad[2] = {};
+        if constexpr (backward) {
+          load_two(a, at, args.attn, c0, within ? args.n : 0);
+          if (grad_attn) {
+            load_two(
+                grad,
+                grad_attn + 8 * i * args.grad_attn.row,
+                args.grad_attn,
+                c0,
+                within ? args.n : 0);
+          }
+        }
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const T score = s[j].value(i, h);
+          p[j][i][h] = backward ? (score + grad[h]) * ::fma(-a[h], a[h], T(1))
+                                : ::tanh(score);
+        }
+        if constexpr (!backward) {
+          store_two(at, p[j][i], c0, within ? args.n : 0, args.attn.aligned);
+        }
+        // Beyond n there may be an inf * 0, which must not meet w's zeros.
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          p[j][i][h] = c0 + h < args.n ? p[j][i][h] : T(0);
+        }
+      }
+    }
+
+    // Summed apart from z, whose additions are rounded: tensor cores cut off.
+#pragma unroll
+    for (int c = 0; c < width / 8; ++c) {
+      Sums<T, precision> sums;
+#pragma unroll
+      for (int j = 0; j < tiles; ++j) {
+        T b[2];
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const int r = 8 * j + 2 * t + h;
+          b[h] = load_shared<T>(
+              w_tile + (r * Size::by_rows + 8 * c + g) * sizeof(T));
+        }
+        sums.add(p[j], b);
+      }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        z[c][i][0] += sums.value(i, 0);
+        z[c][i][1] += sums.value(i, 1);
+      }
+    }
+  }
+
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int64_t down = row + 8 * i;
+    if (down < args.m) {
+      T* to = args.z + (sample * static_cast<int64_t>(args.m) + down) * args.e;
+#pragma unroll
+      for (int c = 0; c < width / 8; ++c) {
+        store_two(to, z[c][i], 8 * c + 2 * t, args.e, args.e % 2 == 0);
+      }
+    }
+  }
+}
+
+} // namespace at::native::attn_tiles

@@ -1,0 +1,353 @@
+#define TORCH_ASSERT_ONLY_METHOD_OPERATORS
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/native/cpu/AttnKernel.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAStream.h>
+
+#ifndef AT_PER_OPERATOR_HEADERS
+#include <ATen/Functions.h>
+#include <ATen/NativeFunctions.h>
+#else
+#include <ATen/ops/_attn_backward_native.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/matmul.h>
+#endif
+
+#if !defined(USE_ROCM)
+#include <ATen/native/cuda/AttnColumns.cuh>
+#include <ATen/native/cuda/AttnRows.cuh>
+#endif
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <iterator>
+#include <limits>
+#include <optional>
+#include <type_traits>
+
+namespace at::native {
+
+namespace {
+
+// attn = tanh(q kᵀ), output = attn v, for what the kernels don't do.
+void attn_composed(
+    const Tensor& output,
+    const Tensor& attn,
+    const Tensor& q,
+    const Tensor& k,
+    const Tensor& v) {
+  const NoGradGuard no_grad; // matmul_out refuses what requires grad
+  Tensor to = attn;
+  at::matmul_out(to, q, k.mT()).tanh_();
+  to = output;
+  at::matmul_out(to, attn, v);
+}
+
+void attn_backward_composed(
+    const Tensor& grad_q,
+    const Tensor& grad_k,
+    const Tensor& grad_v,
+    const Tensor& grad_output,
+    const Tensor& grad_attn,
+    const Tensor& q,
+    const Tensor& k,
+    const Tensor& v,
+    const Tensor& attn) {
+  const std::array<bool, 3> wanted = {
+      grad_q.defined(), grad_k.defined(), grad_v.defined()};
+  const auto [q_, k_, v_] =
+      native::_attn_backward(grad_output, grad_attn, q, k, v, attn, wanted);
+  if (q_.defined()) {
+    grad_q.copy_(q_);
+  }
+  if (k_.defined()) {
+    grad_k.copy_(k_);
+  }
+  if (v_.defined()) {
+    grad_v.copy_(v_);
+  }
+}
+
+#if !defined(USE_ROCM)
+
+using attn_tiles::Batch;
+using attn_tiles::kBatchDims;
+using attn_tiles::Operand;
+using attn_tiles::Scores;
+
+// Of the batch dimensions of N tensors, the neighbours that are one dimension
+// in each tensor are merged; none if too many remain.
+template <size_t N>
+struct MergedBatch {
+  Batch batch{};
+  int64_t strides[N][kBatchDims] = {};
+};
+
+template <size_t N>
+std::optional<MergedBatch<N>> merge_batch(
+    const std::array<const Tensor*, N>& tensors) {
+  MergedBatch<N> merged;
+  for (auto& size : merged.batch.sizes) {
+    size = 1;
+  }
+  int at = kBatchDims; // what dimensions are merged into
+  for (int64_t dim = tensors[0]->dim() - 3; dim >= 0; --dim) {
+    const int64_t size = tensors[0]->size(dim);
+    if (size == 1) {
+      continue;
+    }
+    bool merges = at < kBatchDims;
+    for (size_t i = 0; merges && i < N; ++i) {
+      merges = !tensors[i]->defined() ||
+               tensors[i]->stride(dim) ==
+                   merged.strides[i][at] * merged.batch.sizes[at];
+    }
+    if (!merges) {
+      if (at == 0) {
+        return std::nullopt;
+      }
+      --at;
+      for (size_t i = 0; i < N; ++i) {
+        merged.strides[i][at] =
+            tensors[i]->defined() ? tensors[i]->stride(dim) : 0;
+      }
+    }
+    merged.batch.sizes[at] *= size;
+  }
+  return merged;
+}
+
+// Whether each row starts at a multiple of 16 bytes, and is contiguous.
+bool has_aligned_rows(const Tensor& x) {
+  const int64_t step = 16 / x.element_size();
+  bool aligned = reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0 &&
+                 (x.size(-1) == 1 || x.stride(-1) == 1);
+  for (int64_t dim = 0; dim < x.dim() - 1; ++dim) {
+    aligned = aligned && (x.size(dim) == 1 || x.stride(dim) % step == 0);
+  }
+  return aligned;
+}
+
+// x, or a copy of it with such rows.
+Tensor with_aligned_rows(const Tensor& x) {
+  if (!x.defined() || has_aligned_rows(x)) {
+    return x;
+  }
+  const int64_t step = 16 / x.element_size();
+  DimVector sizes(x.sizes());
+  sizes.back() = (sizes.back() + step - 1) / step * step;
+  return at::empty(sizes, x.options()).narrow(-1, 0, x.size(-1)).copy_(x);
+}
+
+template <typename T>
+Operand<T> operand_of(const Tensor& x, const int64_t (&batch)[kBatchDims]) {
+  Operand<T> to{};
+  if (x.defined()) {
+    to.data = static_cast<const T*>(x.const_data_ptr());
+    to.row = x.stride(-2);
+    std::copy(std::begin(batch), std::end(batch), to.batch);
+  }
+  return to;
+}
+
+template <typename T>
+Scores<T> scores_of(const Tensor& x, const int64_t (&batch)[kBatchDims]) {
+  Scores<T> to{};
+  if (x.defined()) {
+    to.data = static_cast<T*>(const_cast<void*>(x.const_data_ptr()));
+    to.row = x.stride(-2);
+    to.column = x.stride(-1);
+    std::copy(std::begin(batch), std::end(batch), to.batch);
+    to.aligned = x.size(-1) % 8 == 0 && has_aligned_rows(x);
+  }
+  return to;
+}
+
+int attribute(cudaDeviceAttr name) {
+  int value = 0;
+  C10_CUDA_CHECK(
+      cudaDeviceGetAttribute(&value, name, c10::cuda::current_device()));
+  return value;
+}
+
+// Whether there are kernels for such sizes, of such a dtype, on this device.
+bool has_kernels(const Tensor& q, const Tensor& k, const Tensor& v) {
+  constexpr int64_t widest = 128;
+  constexpr int64_t most = std::numeric_limits<int>::max() - widest;
+  return (q.scalar_type() == kBFloat16 || q.scalar_type() == kHalf) &&
+         q.size(-1) <= widest && v.size(-1) <= widest && q.size(-2) <= most &&
+         k.size(-2) <= most &&
+         attribute(cudaDevAttrComputeCapabilityMajor) >= 8;
+}
+
+// Launches a sweep over the rows, or the columns, of every sample; false if
+// this device has too little room for that.
+template <typename Sweep, typename Args>
+bool launch(
+    void (*kernel)(Args),
+    const Args& args,
+    int64_t lines,
+    int64_t lines_of_block) {
+  const auto& [x, y, z] = args.batch.sizes;
+  const int64_t blocks = static_cast<int64_t>(x) * y * z *
+                         ((lines + lines_of_block - 1) / lines_of_block);
+  if (blocks > std::numeric_limits<int>::max() ||
+      Sweep::shared > attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)) {
+    return false;
+  }
+  constexpr int without_asking = 48 << 10;
+  if constexpr (Sweep::shared > without_asking) {
+    C10_CUDA_CHECK(cudaFuncSetAttribute(
+        kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Sweep::shared));
+  }
+  const auto stream = c10::cuda::getCurrentCUDAStream();
+  kernel<<<static_cast<int>(blocks), Sweep::threads, Sweep::shared, stream>>>(
+      args);
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+  return true;
+}
+
+// Of S = x yᵀ, element by element, P is made, and z = P w: see AttnRows.cuh.
+template <typename T, bool backward>
+bool sweep_rows(
+    const Tensor& x,
+    const Tensor& y,
+    const Tensor& w,
+    const Tensor& attn,
+    const Tensor& grad_attn,
+    const Tensor& z) {
+  const Tensor aligned_x = with_aligned_rows(x);
+  const Tensor aligned_y = with_aligned_rows(y);
+  const Tensor aligned_w = with_aligned_rows(w);
+  const auto merged =
+      merge_batch<5>({&attn, &aligned_x, &aligned_y, &aligned_w, &grad_attn});
+  if (!merged) {
+    return false;
+  }
+  const auto& strides = merged->strides;
+  attn_tiles::RowArgs<T> args{};
+  args.batch = merged->batch;
+  args.attn = scores_of<T>(attn, strides[0]);
+  args.x = operand_of<T>(aligned_x, strides[1]);
+  args.y = operand_of<T>(aligned_y, strides[2]);
+  args.w = operand_of<T>(aligned_w, strides[3]);
+  args.grad_attn = scores_of<const T>(grad_attn, strides[4]);
+  args.z = static_cast<T*>(z.data_ptr());
+  args.m = attn.size(-2);
+  args.n = attn.size(-1);
+  args.d = x.defined() ? x.size(-1) : 0;
+  args.e = w.size(-1);
+  const auto run = [&](auto width) {
+    using Sweep = attn_tiles::RowSweep<width>;
+    return launch<Sweep>(
+        attn_tiles::attn_rows<T, width, backward>, args, args.m, Sweep::rows);
+  };
+  return args.d <= 64 && args.e <= 64 ? run(std::integral_constant<int, 64>{})
+                                      : run(std::integral_constant<int, 128>{});
+}
+
+// S̄ᵀ = (v G_oᵀ + G_aᵀ) ∘ (1 - attnᵀ²), grad_k = S̄ᵀ q, grad_v = attnᵀ G_o
+template <typename T>
+bool sweep_columns(
+    const Tensor& q,
+    const Tensor& v,
+    const Tensor& attn,
+    const Tensor& grad_output,
+    const Tensor& grad_attn,
+    const Tensor& grad_k,
+    const Tensor& grad_v) {
+  const Tensor aligned_q = with_aligned_rows(q);
+  const Tensor aligned_v = with_aligned_rows(v);
+  const Tensor aligned_g = with_aligned_rows(grad_output);
+  const auto merged =
+      merge_batch<5>({&attn, &aligned_q, &aligned_v, &aligned_g, &grad_attn});
+  if (!merged) {
+    return false;
+  }
+  const auto& strides = merged->strides;
+  attn_tiles::ColumnArgs<T> args{};
+  args.batch = merged->batch;
+  args.attn = scores_of<const T>(attn, strides[0]);
+  args.q = operand_of<T>(aligned_q, strides[1]);
+  args.v = operand_of<T>(aligned_v, strides[2]);
+  args.grad_output = operand_of<T>(aligned_g, strides[3]);
+  args.grad_attn = scores_of<const T>(grad_attn, strides[4]);
+  if (grad_k.defined()) {
+    args.grad_k = static_cast<T*>(grad_k.data_ptr());
+  }
+  if (grad_v.defined()) {
+    args.grad_v = static_cast<T*>(grad_v.data_ptr());
+  }
+  args.m = attn.size(-2);
+  args.n = attn.size(-1);
+  args.d = q.size(-1);
+  args.e = v.size(-1);
+  const auto run = [&](auto width) {
+    using Sweep = attn_tiles::ColumnSweep<width>;
+    return launch<Sweep>(
+        attn_tiles::attn_columns<T, width>, args, args.n, Sweep::columns);
+  };
+  return args.d <= 64 && args.e <= 64 ? run(std::integral_constant<int, 64>{})
+                                      : run(std::integral_constant<int, 128>{});
+}
+
+// Calls of with __nv_bfloat16 or __half.
+template <typename F>
+bool for_dtype_of(const Tensor& q, const F& f) {
+  return q.scalar_type() == kHalf ? f(__half{}) : f(__nv_bfloat16{});
+}
+
+#endif // !USE_ROCM
+
+void attn_kernel_cuda(
+    const Tensor& output,
+    const Tensor& attn,
+    const Tensor& q,
+    const Tensor& k,
+    const Tensor& v) {
+#if !defined(USE_ROCM)
+  if (attn.numel() && has_kernels(q, k, v) && for_dtype_of(q, [&](auto type) {
+        return sweep_rows<decltype(type), false>(q, k, v, attn, {}, output);
+      })) {
+    return;
+  }
+#endif
+  attn_composed(output, attn, q, k, v);
+}
+
+void attn_backward_kernel_cuda(
+    const Tensor& grad_q,
+    const Tensor& grad_k,
+    const Tensor& grad_v,
+    const Tensor& grad_output,
+    const Tensor& grad_attn,
+    const Tensor& q,
+    const Tensor& k,
+    const Tensor& v,
+    const Tensor& attn) {
+#if !defined(USE_ROCM)
+  if (attn.numel() && has_kernels(q, k, v) && for_dtype_of(q, [&](auto type) {
+        using T = decltype(type);
+        return (!grad_q.defined() ||
+                sweep_rows<T, true>(
+                    grad_output, v, k, attn, grad_attn, grad_q)) &&
+               ((!grad_k.defined() && !grad_v.defined()) ||
+                sweep_columns<T>(
+                    q, v, attn, grad_output, grad_attn, grad_k, grad_v));
+      })) {
+    return;
+  }
+#endif
+  attn_backward_composed(
+      grad_q, grad_k, grad_v, grad_output, grad_attn, q, k, v, attn);
+}
+
+} // namespace
+
+REGISTER_CUDA_DISPATCH(attn_stub, &attn_kernel_cuda)
+REGISTER_CUDA_DISPATCH(attn_backward_stub, &attn_backward_kernel_cuda)
+
+} // namespace at::native
