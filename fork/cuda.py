@@ -1,4 +1,4 @@
-"""NVIDIA's compiler for a graft whose base is built for CUDA: where it is, and what it can do."""
+"""NVIDIA's compiler for a graft whose base is built for CUDA: where it is, what it says."""
 
 from __future__ import annotations
 
@@ -10,10 +10,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fork.base import Base
+from fork.console import run
 
 # Those that the kernels are compiled for, if the compiler knows them. What is compiled for x.0 runs
 # on all x.y, and the last one's PTX on what comes after it.
 ARCHITECTURES = (80, 90, 100)
+NAMESPACE = "at::native::attn_tiles::"
+# What `ptxas -v` says of a kernel.
+ENTRY = re.compile(
+    r"Compiling entry function '(?P<symbol>\w+)' for '(?P<architecture>\w+)'"
+    r"(?:(?!Compiling entry).)*?"
+    r"(?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads"
+    r"(?:(?!Compiling entry).)*?"
+    r"Used (?P<registers>\d+) registers",
+    re.S,
+)
 COMPOSED = "on a GPU torch.attn is composed of matmul and tanh"
 
 
@@ -24,6 +35,23 @@ class Nvcc:
     path: Path
     release: str  # 13.0
     architectures: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What the compiler made of a kernel for one architecture."""
+
+    name: str  # attn_rows<__nv_bfloat16, 64, true>
+    architecture: str  # sm_90
+    registers: int  # of a thread
+    spilled: int  # bytes that a thread stores and loads for want of registers
+
+    @property
+    def sweep(self) -> str:
+        """The C++ type that has its sizes: `RowSweep<64>`."""
+        wide, lines, dtype, width = re.match(r"attn_(wide_)?(\w+)s<(\w+), (\d+)", self.name).groups()
+        sizes = f"{dtype}, {width}" if wide else width
+        return f"{'Wide' if wide else ''}{lines.capitalize()}Sweep<{sizes}>"
 
 
 def built_for(base: Base) -> str | None:
@@ -56,6 +84,38 @@ def find(base: Base) -> Nvcc | str:
         f"{''.join(dict.fromkeys(seen))} (CUDACXX= or CUDA_HOME= says where): "
         f"{COMPOSED}"
     )
+
+
+def kernels(log: str) -> list[Kernel]:
+    """The kernels in what the compiler said."""
+    found = list(ENTRY.finditer(log))
+    names = _says("c++filt", *(entry["symbol"] for entry in found)).splitlines()
+    return [
+        Kernel(
+            # void NAMESPACEname<arguments>(parameters)
+            name.removeprefix("void ").replace(NAMESPACE, "").partition(">(")[0] + ">",
+            entry["architecture"],
+            int(entry["registers"]),
+            int(entry["stores"]) + int(entry["loads"]),
+        )
+        for entry, name in zip(found, names, strict=True)
+    ]
+
+
+def shared_memory(nvcc: Nvcc, sweeps: list[str], sources: Path, folder: Path) -> list[int]:
+    """The bytes that a block of each of `sweeps` asks for, of the kernels in `sources`."""
+    headers = (f"#include <ATen/native/cuda/AttnWide{lines}.cuh>" for lines in ("Columns", "Rows"))
+    sizes = (
+        f'extern "C" __device__ const int size_{i} = at::native::attn_tiles::{sweep}::shared;'
+        for i, sweep in enumerate(sweeps)
+    )
+    program = folder / "shared.cu"
+    program.write_text("\n".join((*headers, *sizes, "")))
+    ptx = program.with_suffix(".ptx")  # there they are written out
+    command = [nvcc.path, "-std=c++20", "-ptx", "-I", sources, program, "-o", ptx]
+    run(command, folder / "shared.log", "the sizes of the kernels' tiles do not compile")
+    found = dict(re.findall(r"size_(\d+) = (\d+);", ptx.read_text()))
+    return [int(found[str(i)]) for i in range(len(sweeps))]
 
 
 def _says(*command: str) -> str:
