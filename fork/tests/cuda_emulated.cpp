@@ -50,9 +50,10 @@ std::tuple<Tensor, Tensor, Tensor> attn_backward(
 }
 
 // How many kernels have been launched; the next ones, on a device of this kind.
-int64_t device(int64_t major, int64_t room) {
+int64_t device(int64_t major, int64_t room, int64_t processors) {
   emulator::major = static_cast<int>(major);
   emulator::room = static_cast<int>(room);
+  emulator::processors = static_cast<int>(processors);
   return emulator::launches;
 }
 

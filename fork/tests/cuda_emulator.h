@@ -48,7 +48,8 @@ inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
 
 enum cudaDeviceAttr {
   cudaDevAttrComputeCapabilityMajor,
-  cudaDevAttrMaxSharedMemoryPerBlockOptin
+  cudaDevAttrMaxSharedMemoryPerBlockOptin,
+  cudaDevAttrMultiProcessorCount
 };
 enum { cudaFuncAttributeMaxDynamicSharedMemorySize };
 
@@ -69,7 +70,7 @@ inline Index blockIdx;
 namespace emulator {
 
 constexpr int kThreads = 1024, kShared = 227 << 10;
-inline int major = 9, room = kShared, launches = 0;
+inline int major = 9, room = kShared, processors = 1, launches = 0;
 
 // What is known of 4 bytes of shared memory since a barrier.
 struct Chunk {
@@ -296,6 +297,18 @@ inline void __stcs(uint4* to, uint4 x) {
   std::memcpy(to, &x, 16);
 }
 
+inline uint32_t __float_as_uint(float x) {
+  uint32_t word;
+  std::memcpy(&word, &x, 4);
+  return word;
+}
+
+inline float __uint_as_float(uint32_t word) {
+  float x;
+  std::memcpy(&x, &word, 4);
+  return x;
+}
+
 inline float __expf(float x) {
   return std::exp(x);
 }
@@ -316,8 +329,17 @@ cudaError_t cudaFuncSetAttribute(F* /*kernel*/, int /*name*/, int /*value*/) {
 
 inline cudaError_t cudaDeviceGetAttribute(
     int* value, cudaDeviceAttr name, int /*device*/) {
-  *value = name == cudaDevAttrComputeCapabilityMajor ? emulator::major
-                                                     : emulator::room;
+  switch (name) {
+    case cudaDevAttrComputeCapabilityMajor:
+      *value = emulator::major;
+      break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+      *value = emulator::room;
+      break;
+    case cudaDevAttrMultiProcessorCount:
+      *value = emulator::processors;
+      break;
+  }
   return 0;
 }
 
@@ -417,6 +439,10 @@ inline void load_transposed(uint32_t (&x)[4], uint32_t address) {
 
 inline void store_shared(uint32_t to, uint4 x) {
   emulator::store(to, x);
+}
+
+inline uint4 load_shared(uint32_t from) {
+  return emulator::load<uint4>(from);
 }
 
 // Arrives when it is waited for; reading from there before, and until a

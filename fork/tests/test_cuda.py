@@ -56,7 +56,7 @@ def emulate(folder, change=lambda text: text):
     return library
 
 
-def run_tests(library, *options, device=(9, 227 << 10)):
+def run_tests(library, *options, device=(9, 227 << 10, 1)):
     """The operator's own tests: whether they passed, what they said, the kernels launched."""
     program = f"DEVICE = {device}\n{RUN}"
     command = [sys.executable, "-c", program, library, ROOT / "test/test_attn.py", *options]
@@ -77,16 +77,17 @@ def library(tmp_path_factory):
     return emulate(tmp_path_factory.mktemp("emulated"))
 
 
-@pytest.mark.parametrize(
-    "only, least",
-    [("float16", 300), ("float32", 250), ("*values_and_gradients*float64", 50)],
-    ids=["narrow", "float", "double"],
-)
-def test_the_operators_own_tests(library, only, least):
-    """On the kernels; the emulator finds races and misaligned accesses."""
-    passed, said, launches = run_tests(library, "-k", only)
+# Of few multiprocessors, and of so many that matrices as small as the tests' get smaller blocks.
+@pytest.mark.parametrize("processors", [1, 1000], ids=["few", "many"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_the_operators_own_tests(library, dtype, processors):
+    """On the kernels, bfloat16 with half; the emulator finds races and misaligned accesses."""
+    # Layouts and special values, too, where that is quick.
+    only = dtype if dtype != "float64" and processors == 1 else f"*values_and_gradients*{dtype}"
+    device = (9, 227 << 10, processors)
+    passed, said, launches = run_tests(library, "-k", only, device=device)
     assert passed, said
-    assert launches > least
+    assert launches > 50
 
 
 TF32 = """
@@ -127,7 +128,7 @@ def test_tf32_where_it_is_allowed(library):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("device", [(7, 227 << 10), (9, 32 << 10)], ids=["old", "small"])
+@pytest.mark.parametrize("device", [(7, 227 << 10, 1), (9, 32 << 10, 1)], ids=["old", "small"])
 def test_a_device_without_kernels_composes(library, device):
     passed, said, launches = run_tests(library, "-k", "large_cpu_bfloat16", device=device)
     assert passed, said

@@ -185,6 +185,13 @@ bool has_kernels(const Tensor& q, const Tensor& k, const Tensor& v) {
          attribute(cudaDevAttrComputeCapabilityMajor) >= 8;
 }
 
+// How many blocks a sweep over so many rows, or columns, of every sample has.
+int64_t blocks_of(const Batch& batch, int64_t lines, int64_t lines_of_block) {
+  const auto& [x, y, z] = batch.sizes;
+  return static_cast<int64_t>(x) * y * z *
+         ((lines + lines_of_block - 1) / lines_of_block);
+}
+
 // Launches a sweep over the rows, or the columns, of every sample; false if
 // this device has too little room for that.
 template <typename Sweep, typename Args>
@@ -193,9 +200,7 @@ bool launch(
     const Args& args,
     int64_t lines,
     int64_t lines_of_block) {
-  const auto& [x, y, z] = args.batch.sizes;
-  const int64_t blocks = static_cast<int64_t>(x) * y * z *
-                         ((lines + lines_of_block - 1) / lines_of_block);
+  const int64_t blocks = blocks_of(args.batch, lines, lines_of_block);
   if (blocks > std::numeric_limits<int>::max() ||
       Sweep::shared > attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)) {
     return false;
@@ -210,6 +215,17 @@ bool launch(
       args);
   C10_CUDA_KERNEL_LAUNCH_CHECK();
   return true;
+}
+
+// Calls of with how many warps share a block's rows or columns: 4, of smaller
+// blocks, where those of lines_of_block would keep few multiprocessors busy.
+template <typename F>
+bool for_across_of(
+    const Batch& batch, int64_t lines, int64_t lines_of_block, const F& of) {
+  const bool few = 2 * blocks_of(batch, lines, lines_of_block) <=
+                   attribute(cudaDevAttrMultiProcessorCount);
+  return (few && of(std::integral_constant<int, 4>{})) ||
+         of(std::integral_constant<int, 1>{});
 }
 
 // Calls of with the least width of tiles that has room for d and e columns;
@@ -271,18 +287,27 @@ bool sweep_rows(
   args.e = w.size(-1);
   return for_width_of<T>(args.d, args.e, [&](auto width) {
     if constexpr (sizeof(T) >= sizeof(float)) {
-      using Sweep = attn_tiles::WideRowSweep<T, width>;
+      constexpr int rows = attn_tiles::WideRowSweep<T, width, 1>::rows;
       return for_precision_of<T>([&](auto precision) {
+        return for_across_of(args.batch, args.m, rows, [&](auto across) {
+          using Sweep = attn_tiles::WideRowSweep<T, width, across>;
+          return launch<Sweep>(
+              attn_tiles::attn_wide_rows<T, width, backward, precision, across>,
+              args,
+              args.m,
+              Sweep::rows);
+        });
+      });
+    } else {
+      constexpr int rows = attn_tiles::RowSweep<width, 1>::rows;
+      return for_across_of(args.batch, args.m, rows, [&](auto across) {
+        using Sweep = attn_tiles::RowSweep<width, across>;
         return launch<Sweep>(
-            attn_tiles::attn_wide_rows<T, width, backward, precision>,
+            attn_tiles::attn_rows<T, width, backward, across>,
             args,
             args.m,
             Sweep::rows);
       });
-    } else {
-      using Sweep = attn_tiles::RowSweep<width>;
-      return launch<Sweep>(
-          attn_tiles::attn_rows<T, width, backward>, args, args.m, Sweep::rows);
     }
   });
 }
@@ -325,15 +350,19 @@ bool sweep_columns(
   args.e = v.size(-1);
   return for_width_of<T>(args.d, args.e, [&](auto width) {
     if constexpr (sizeof(T) >= sizeof(float)) {
-      using Sweep = attn_tiles::WideColumnSweep<T, width>;
+      constexpr int columns = attn_tiles::WideColumnSweep<T, width, 1>::columns;
       using attn_tiles::Gradients;
       return for_precision_of<T>([&](auto precision) {
         const auto sweep = [&](auto gradients) {
-          return launch<Sweep>(
-              attn_tiles::attn_wide_columns<T, width, precision, gradients>,
-              args,
-              args.n,
-              Sweep::columns);
+          return for_across_of(args.batch, args.n, columns, [&](auto across) {
+            using Sweep = attn_tiles::WideColumnSweep<T, width, across>;
+            return launch<Sweep>(
+                attn_tiles::
+                    attn_wide_columns<T, width, precision, gradients, across>,
+                args,
+                args.n,
+                Sweep::columns);
+          });
         };
         if constexpr (width * sizeof(T) <= 64 * sizeof(float)) {
           return sweep(std::integral_constant<Gradients, Gradients::both>{});
@@ -345,9 +374,15 @@ bool sweep_columns(
         }
       });
     } else {
-      using Sweep = attn_tiles::ColumnSweep<width>;
-      return launch<Sweep>(
-          attn_tiles::attn_columns<T, width>, args, args.n, Sweep::columns);
+      constexpr int columns = attn_tiles::ColumnSweep<width, 1>::columns;
+      return for_across_of(args.batch, args.n, columns, [&](auto across) {
+        using Sweep = attn_tiles::ColumnSweep<width, across>;
+        return launch<Sweep>(
+            attn_tiles::attn_columns<T, width, across>,
+            args,
+            args.n,
+            Sweep::columns);
+      });
     }
   });
 }

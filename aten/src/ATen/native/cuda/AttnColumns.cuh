@@ -11,16 +11,21 @@
 
 namespace at::native::attn_tiles {
 
-template <int width_>
+// With `across`, so many warps share the same columns and divide their rows:
+// see RowSweep.
+template <int width_, int across_>
 struct ColumnSweep {
   static constexpr int width = width_; // columns of q, v and G_o, with zeros
-  static constexpr int columns = 128;  // of attn in a block
-  static constexpr int rows = 64;      // of attn in a step
+  static constexpr int across = across_;
+  static constexpr int rows = 64; // of attn in a step
   static constexpr int tall =
-      width == 64 ? 2 : 1; // tiles of 16 columns of attn that a warp has
-  static constexpr int warps = columns / (16 * tall), threads = 32 * warps;
-  static constexpr int operand = 2 * rows * width,
-                       scores = 2 * rows * columns; // bytes of tiles
+      width == 64 && across == 1 ? 2 : 1; // tiles of 16 columns of a warp
+  static constexpr int warps = across == 1 ? 8 / tall : across;
+  static constexpr int threads = 32 * warps;
+  static constexpr int columns = 16 * tall * warps / across; // in a block
+  // Bytes of tiles; a row of one has 128 at least.
+  static constexpr int operand = 2 * rows * width;
+  static constexpr int scores = 2 * rows * (columns < 64 ? 64 : columns);
   static constexpr int stage = 2 * operand + 2 * scores;
   static constexpr int shared = 2 * columns * width + 2 * stage;
 };
@@ -34,11 +39,11 @@ struct ColumnArgs {
   int m, n, d, e;
 };
 
-template <typename T, int width>
+template <typename T, int width, int across>
 __global__ void __launch_bounds__(
-    ColumnSweep<width>::threads, width == 64 ? 2 : 1)
+    ColumnSweep<width, across>::threads, width == 64 ? 2 : 1)
     attn_columns(ColumnArgs<T> args) {
-  using Size = ColumnSweep<width>;
+  using Size = ColumnSweep<width, across>;
   constexpr int tall = Size::tall, steps = width / 16;
   extern __shared__ uint4 shared[];
   const uint32_t v_tile =
@@ -49,6 +54,7 @@ __global__ void __launch_bounds__(
   const uint32_t sample = blockIdx.x / blocks;
   const int column0 = blockIdx.x % blocks * Size::columns;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int group = warp / across;
   const bool has_output = args.grad_output.data != nullptr;
   const bool has_attn = args.grad_attn.data != nullptr;
   const T* q = sample_of(args.q, args.batch, sample);
@@ -112,12 +118,13 @@ __global__ void __launch_bounds__(
     const uint32_t a_tile = g_tile + Size::operand,
                    ga_tile = a_tile + Size::scores;
 #pragma unroll
-    for (int part = 0; part < Size::rows; part += 16) { // rows of attn
+    for (int u = 0; u < Size::rows; u += 16 * across) { // rows of attn
+      const int part = u + warp % across * 16;
       const int score_row = part + lane / 16 * 8 + lane % 8;
       uint32_t a[tall][4]; // attnᵀ
 #pragma unroll
       for (int i = 0; i < tall; ++i) {
-        const int chunk = (warp * tall + i) * 2 + lane / 8 % 2;
+        const int chunk = (group * tall + i) * 2 + lane / 8 % 2;
         load_transposed(a[i], place<Size::rows>(a_tile, score_row, chunk));
       }
       if (args.grad_k) {
@@ -132,7 +139,7 @@ __global__ void __launch_bounds__(
 #pragma unroll
             for (int i = 0; i < tall; ++i) {
               uint32_t x[4];
-              const int r = (warp * tall + i) * 16 + lane % 16;
+              const int r = (group * tall + i) * 16 + lane % 16;
               load_matrices(
                   x, place<Size::columns>(v_tile, r, 2 * step + lane / 16));
               mma<T>(s[i][0], x, b[0], b[1]);
@@ -145,7 +152,7 @@ __global__ void __launch_bounds__(
         for (int i = 0; i < tall; ++i) {
           uint32_t ga[4] = {};
           if (has_attn) {
-            const int chunk = (warp * tall + i) * 2 + lane / 8 % 2;
+            const int chunk = (group * tall + i) * 2 + lane / 8 % 2;
             load_transposed(ga, place<Size::rows>(ga_tile, score_row, chunk));
           }
 #pragma unroll
@@ -186,12 +193,23 @@ __global__ void __launch_bounds__(
     }
   }
 
+  if constexpr (across > 1) {
+    if (args.grad_k) {
+      add_across<across>(grad_k[0], v_tile);
+    }
+    if (args.grad_v) {
+      add_across<across>(grad_v[0], v_tile);
+    }
+    if (warp % across) {
+      return;
+    }
+  }
 #pragma unroll
   for (int i = 0; i < tall; ++i) {
 #pragma unroll
     for (int below = 0; below < 2; ++below) {
       const int column =
-          column0 + (warp * tall + i) * 16 + 8 * below + lane / 4;
+          column0 + (group * tall + i) * 16 + 8 * below + lane / 4;
       const int64_t at = sample * static_cast<int64_t>(args.n) + column;
       if (column < args.n && args.grad_k) {
         store_sums<T, width>(

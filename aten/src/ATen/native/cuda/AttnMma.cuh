@@ -73,6 +73,15 @@ __device__ inline void store_shared(uint32_t to, uint4 x) {
                : "memory");
 }
 
+__device__ inline uint4 load_shared(uint32_t from) {
+  uint4 x;
+  asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "r"(from)
+               : "memory");
+  return x;
+}
+
 __device__ inline void commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }

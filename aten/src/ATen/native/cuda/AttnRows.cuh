@@ -13,14 +13,19 @@
 
 namespace at::native::attn_tiles {
 
-template <int width_>
+// With `across`, so many warps share the same rows and divide their columns:
+// more blocks, of fewer rows, for matrices that would keep few multiprocessors
+// busy otherwise.
+template <int width_, int across_>
 struct RowSweep {
   static constexpr int width = width_; // columns of x, y and w, with zeros
-  static constexpr int rows = 128;     // of attn in a block
+  static constexpr int across = across_;
   static constexpr int tall =
-      width == 64 ? 2 : 1; // tiles of 16 rows that a warp has
-  static constexpr int warps = rows / (16 * tall), threads = 32 * warps;
-  static constexpr int columns = 64;               // of attn in a step
+      width == 64 && across == 1 ? 2 : 1; // tiles of 16 rows that a warp has
+  static constexpr int warps = across == 1 ? 8 / tall : across;
+  static constexpr int threads = 32 * warps;
+  static constexpr int rows = 16 * tall * warps / across; // of attn in a block
+  static constexpr int columns = across == 1 ? 64 : 32 * across; // in a step
   static constexpr int tile = 2 * columns * width; // bytes of y's, or w's
   static constexpr int shared = 2 * rows * width + 4 * tile;
 };
@@ -35,10 +40,11 @@ struct RowArgs {
   int m, n, d, e;
 };
 
-template <typename T, int width, bool backward>
-__global__ void __launch_bounds__(RowSweep<width>::threads, width == 64 ? 2 : 1)
+template <typename T, int width, bool backward, int across>
+__global__ void __launch_bounds__(
+    RowSweep<width, across>::threads, width == 64 ? 2 : 1)
     attn_rows(RowArgs<T> args) {
-  using Size = RowSweep<width>;
+  using Size = RowSweep<width, across>;
   constexpr int steps = width / 16, tall = Size::tall;
   constexpr bool keep = width == 64; // x in registers
   extern __shared__ uint4 shared[];
@@ -84,7 +90,7 @@ __global__ void __launch_bounds__(RowSweep<width>::threads, width == 64 ? 2 : 1)
   const auto load_x = [&](uint32_t (&to)[tall][4], int step) {
 #pragma unroll
     for (int i = 0; i < tall; ++i) {
-      const int r = (warp * tall + i) * 16 + lane % 16;
+      const int r = (warp / across * tall + i) * 16 + lane % 16;
       load_matrices(to[i], place<Size::rows>(x_tile, r, 2 * step + lane / 16));
     }
   };
@@ -97,7 +103,7 @@ __global__ void __launch_bounds__(RowSweep<width>::threads, width == 64 ? 2 : 1)
 
   // Rows of this thread: `lane / 4` and 8 below it, in each of the warp's
   // tiles.
-  const int row = row0 + warp * tall * 16 + lane / 4;
+  const int row = row0 + warp / across * tall * 16 + lane / 4;
   T* attn = sample_of(args.attn, args.batch, sample) + row * args.attn.row;
   const Scores<const T> saved = {
       nullptr, args.attn.row, args.attn.column, {}, args.attn.aligned};
@@ -116,7 +122,8 @@ __global__ void __launch_bounds__(RowSweep<width>::threads, width == 64 ? 2 : 1)
       load_step(column + Size::columns, stage ^ 1);
     }
 #pragma unroll
-    for (int half = 0; half < Size::columns; half += 32) {
+    for (int part = 0; part < Size::columns; part += 32 * across) {
+      const int half = part + warp % across * 32;
       const int c0 =
           column + half + 8 * (lane % 4); // this thread's, and the 7 after it
       float s[tall][4][4] = {};
@@ -218,6 +225,12 @@ __global__ void __launch_bounds__(RowSweep<width>::threads, width == 64 ? 2 : 1)
     }
   }
 
+  if constexpr (across > 1) {
+    add_across<across>(z[0], x_tile);
+    if (warp % across) {
+      return;
+    }
+  }
 #pragma unroll
   for (int i = 0; i < tall; ++i) {
 #pragma unroll

@@ -168,6 +168,44 @@ __device__ inline void store_sums(
   }
 }
 
+// To the first warp's sums of `across` neighbours those of the others, in their
+// order, by way of shared memory that holds nothing any more.
+template <int across, int count>
+__device__ inline void add_across(float (&sums)[count][4], uint32_t room) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const auto place_of = [&](int of, int c) {
+    return room + ((of * count + c) * 32 + lane) * 16;
+  };
+  __syncthreads();
+  if (warp % across) {
+#pragma unroll
+    for (int c = 0; c < count; ++c) {
+      const float (&x)[4] = sums[c];
+      store_shared(
+          place_of(warp, c),
+          make_uint4(
+              __float_as_uint(x[0]),
+              __float_as_uint(x[1]),
+              __float_as_uint(x[2]),
+              __float_as_uint(x[3])));
+    }
+  }
+  __syncthreads();
+  if (warp % across == 0) {
+#pragma unroll 1
+    for (int other = 1; other < across; ++other) {
+#pragma unroll
+      for (int c = 0; c < count; ++c) {
+        const uint4 x = load_shared(place_of(warp + other, c));
+        sums[c][0] += __uint_as_float(x.x);
+        sums[c][1] += __uint_as_float(x.y);
+        sums[c][2] += __uint_as_float(x.z);
+        sums[c][3] += __uint_as_float(x.w);
+      }
+    }
+  }
+}
+
 // tanh, off by less than rounding the result to T is.
 template <typename T>
 __device__ inline float tanh_for(float x);

@@ -7,12 +7,13 @@
 
 namespace at::native::attn_tiles {
 
-template <typename T, int width_>
+template <typename T, int width_, int across_>
 struct WideColumnSweep {
   static constexpr int width = width_;
+  static constexpr int across = across_; // see ColumnSweep
   static constexpr int warps = 4, threads = 32 * warps;
-  static constexpr int columns = 16 * warps; // of attn in a block
-  static constexpr int rows = 16;            // of attn in a step
+  static constexpr int columns = 16 * warps / across; // of attn in a block
+  static constexpr int rows = across == 1 ? 16 : 8 * across; // in a step
   static constexpr int by_columns = kByColumns<T, width>;
   static constexpr int by_rows = kByRows<T, width>;
   static constexpr int score_row = kByRows<T, columns>;
@@ -27,11 +28,16 @@ struct WideColumnSweep {
 // their rows are long.
 enum class Gradients { both, of_k, of_v };
 
-template <typename T, int width, Precision precision, Gradients gradients>
-__global__ void __launch_bounds__(WideColumnSweep<T, width>::threads, 2)
+template <
+    typename T,
+    int width,
+    Precision precision,
+    Gradients gradients,
+    int across>
+__global__ void __launch_bounds__(WideColumnSweep<T, width, across>::threads, 2)
     attn_wide_columns(ColumnArgs<T> args) {
-  using Size = WideColumnSweep<T, width>;
-  constexpr int parts = Size::rows / 8;
+  using Size = WideColumnSweep<T, width, across>;
+  constexpr int parts = Size::rows / (8 * across);
   extern __shared__ uint4 shared[];
   const uint32_t v_tile =
       static_cast<uint32_t>(__cvta_generic_to_shared(shared));
@@ -94,8 +100,9 @@ __global__ void __launch_bounds__(WideColumnSweep<T, width>::threads, 2)
       args.e);
   load_step(0, 0);
 
+  const int first = warp % across * 8 * parts; // of this warp's rows
   // This thread's columns of attn are `column` and 8 after it.
-  const int column = warp * 16 + g;
+  const int column = warp / across * 16 + g;
   const uint32_t v_row =
       v_tile + (column * Size::by_columns + 2 * t) * sizeof(T);
   Part<T> grad_k[width / 8] = {}, grad_v[width / 8] = {};
@@ -123,8 +130,8 @@ __global__ void __launch_bounds__(WideColumnSweep<T, width>::threads, 2)
           load_pair(x[1], v_row + (8 * Size::by_columns + c) * sizeof(T));
           load_pair(
               b,
-              g_tile +
-                  ((8 * part + g) * Size::by_columns + c + 2 * t) * sizeof(T));
+              g_tile + ((first + 8 * part + g) * Size::by_columns + c + 2 * t) *
+                           sizeof(T));
           s.template add<true>(x, b);
         }
       }
@@ -132,7 +139,7 @@ __global__ void __launch_bounds__(WideColumnSweep<T, width>::threads, 2)
       for (int i = 0; i < 2; ++i) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          const int r = 8 * part + 2 * t + h;
+          const int r = first + 8 * part + 2 * t + h;
           const uint32_t at =
               a_tile + (r * Size::score_row + column + 8 * i) * sizeof(T);
           const T x = load_shared<T>(at);
@@ -155,7 +162,7 @@ __global__ void __launch_bounds__(WideColumnSweep<T, width>::threads, 2)
         T b[2], d[2];
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          const int r = 8 * part + 2 * t + h, at = 8 * c + g;
+          const int r = first + 8 * part + 2 * t + h, at = 8 * c + g;
           b[h] = want_k ? load_shared<T>(
                               q_tile + (r * Size::by_rows + at) * sizeof(T))
                         : T(0);
@@ -181,6 +188,17 @@ __global__ void __launch_bounds__(WideColumnSweep<T, width>::threads, 2)
     }
   }
 
+  if constexpr (across > 1) {
+    if (want_k) {
+      add_wide_across<across>(grad_k, v_tile);
+    }
+    if (want_v) {
+      add_wide_across<across>(grad_v, v_tile);
+    }
+    if (warp % across) {
+      return;
+    }
+  }
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int at = column0 + column + 8 * i;

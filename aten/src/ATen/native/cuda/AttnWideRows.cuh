@@ -7,13 +7,16 @@
 
 namespace at::native::attn_tiles {
 
-template <typename T, int width_>
+template <typename T, int width_, int across_>
 struct WideRowSweep {
   static constexpr int width = width_;
+  static constexpr int across = across_; // see RowSweep
   static constexpr int warps = 4, threads = 32 * warps;
-  static constexpr int rows = 16 * warps; // of attn in a block
-  // Of attn in a step; more would take more registers than there are.
-  static constexpr int columns = sizeof(T) * width <= 256 ? 32 : 16;
+  static constexpr int rows = 16 * warps / across; // of attn in a block
+  // Of attn in a step: for each warp 8 at least; more take more registers.
+  static constexpr int columns = sizeof(T) * width > 256
+                                     ? (across == 1 ? 16 : 8 * across)
+                                     : (across == 1 ? 32 : 16 * across);
   static constexpr int by_columns = kByColumns<T, width>;
   static constexpr int by_rows = kByRows<T, width>;
   static constexpr int y_tile = sizeof(T) * columns * by_columns; // bytes
@@ -21,11 +24,11 @@ struct WideRowSweep {
   static constexpr int shared = sizeof(T) * rows * by_columns + 2 * stage;
 };
 
-template <typename T, int width, bool backward, Precision precision>
-__global__ void __launch_bounds__(WideRowSweep<T, width>::threads, 2)
+template <typename T, int width, bool backward, Precision precision, int across>
+__global__ void __launch_bounds__(WideRowSweep<T, width, across>::threads, 2)
     attn_wide_rows(RowArgs<T> args) {
-  using Size = WideRowSweep<T, width>;
-  constexpr int tiles = Size::columns / 8;
+  using Size = WideRowSweep<T, width, across>;
+  constexpr int tiles = Size::columns / (8 * across);
   extern __shared__ uint4 shared[];
   const uint32_t x_tile =
       static_cast<uint32_t>(__cvta_generic_to_shared(shared));
@@ -56,10 +59,11 @@ __global__ void __launch_bounds__(WideRowSweep<T, width>::threads, 2)
       args.d);
   load_step(0, 0);
 
+  const int first = warp % across * 8 * tiles; // of this warp's columns
   // This thread's rows of attn are `row` and 8 below it.
-  const int row = row0 + warp * 16 + g;
+  const int row = row0 + warp / across * 16 + g;
   const uint32_t x_row =
-      x_tile + (warp * 16 + g) * Size::by_columns * sizeof(T);
+      x_tile + (warp / across * 16 + g) * Size::by_columns * sizeof(T);
   // Of so few terms, a sum of tensor cores' is further off than a plain one.
   const bool few = precision == Precision::split && !backward && args.d <= 16;
   T* attn = sample_of(args.attn, args.batch, sample) + row * args.attn.row;
@@ -83,7 +87,7 @@ __global__ void __launch_bounds__(WideRowSweep<T, width>::threads, 2)
 #pragma unroll
       for (int j = 0; j < tiles; ++j) {
         const uint32_t y_row =
-            y_tile + (8 * j + 2 * t) * Size::by_columns * sizeof(T);
+            y_tile + (first + 8 * j + 2 * t) * Size::by_columns * sizeof(T);
         add_exactly<T, Size::by_columns>(s[j].of, x_row, y_row, args.d);
       }
     } else {
@@ -97,7 +101,9 @@ __global__ void __launch_bounds__(WideRowSweep<T, width>::threads, 2)
         for (int j = 0; j < tiles; ++j) {
           T b[2];
           load_pair(
-              b, y_tile + (8 * j + g) * Size::by_columns * sizeof(T) + pair);
+              b,
+              y_tile + (first + 8 * j + g) * Size::by_columns * sizeof(T) +
+                  pair);
           s[j].template add<true>(x, b);
         }
       }
@@ -106,7 +112,7 @@ __global__ void __launch_bounds__(WideRowSweep<T, width>::threads, 2)
     Part<T> p[tiles];
 #pragma unroll
     for (int j = 0; j < tiles; ++j) {
-      const int c0 = column + 8 * j + 2 * t;
+      const int c0 = column + first + 8 * j + 2 * t;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const bool within = row + 8 * i < args.m;
@@ -149,7 +155,7 @@ __global__ void __launch_bounds__(WideRowSweep<T, width>::threads, 2)
         T b[2];
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          const int r = 8 * j + 2 * t + h;
+          const int r = first + 8 * j + 2 * t + h;
           b[h] = load_shared<T>(
               w_tile + (r * Size::by_rows + 8 * c + g) * sizeof(T));
         }
@@ -163,6 +169,12 @@ __global__ void __launch_bounds__(WideRowSweep<T, width>::threads, 2)
     }
   }
 
+  if constexpr (across > 1) {
+    add_wide_across<across>(z, x_tile);
+    if (warp % across) {
+      return;
+    }
+  }
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int64_t down = row + 8 * i;

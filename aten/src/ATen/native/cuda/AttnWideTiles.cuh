@@ -102,6 +102,43 @@ constexpr int kByColumns = width + 8;
 template <typename T, int width>
 constexpr int kByRows = width + (sizeof(T) == 4 ? 4 : 2);
 
+// The same as add_across, of float and double.
+template <int across, typename T, int count>
+__device__ inline void add_wide_across(Part<T> (&sums)[count], uint32_t room) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const auto place_of = [&](int of, int c, int i, int j) {
+    const int at = ((of * count + c) * 2 + i) * 2 + j;
+    return room + (at * 32 + lane) * static_cast<uint32_t>(sizeof(T));
+  };
+  __syncthreads();
+  if (warp % across) {
+#pragma unroll
+    for (int c = 0; c < count; ++c) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        store_shared(place_of(warp, c, i, 0), sums[c][i][0]);
+        store_shared(place_of(warp, c, i, 1), sums[c][i][1]);
+      }
+    }
+  }
+  __syncthreads();
+  if (warp % across == 0) {
+#pragma unroll 1
+    for (int other = 1; other < across; ++other) {
+#pragma unroll
+      for (int c = 0; c < count; ++c) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+#pragma unroll
+          for (int j = 0; j < 2; ++j) {
+            sums[c][i][j] += load_shared<T>(place_of(warp + other, c, i, j));
+          }
+        }
+      }
+    }
+  }
+}
+
 // A tile of `rows` x `width` of an operand with m rows left and d columns;
 // zeros beyond them.
 template <typename T, int rows, int width, int stride, int threads>

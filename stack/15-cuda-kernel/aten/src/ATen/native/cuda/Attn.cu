@@ -183,6 +183,13 @@ bool has_kernels(const Tensor& q, const Tensor& k, const Tensor& v) {
          attribute(cudaDevAttrComputeCapabilityMajor) >= 8;
 }
 
+// How many blocks a sweep over so many rows, or columns, of every sample has.
+int64_t blocks_of(const Batch& batch, int64_t lines, int64_t lines_of_block) {
+  const auto& [x, y, z] = batch.sizes;
+  return static_cast<int64_t>(x) * y * z *
+         ((lines + lines_of_block - 1) / lines_of_block);
+}
+
 // Launches a sweep over the rows, or the columns, of every sample; false if
 // this device has too little room for that.
 template <typename Sweep, typename Args>
@@ -191,9 +198,7 @@ bool launch(
     const Args& args,
     int64_t lines,
     int64_t lines_of_block) {
-  const auto& [x, y, z] = args.batch.sizes;
-  const int64_t blocks = static_cast<int64_t>(x) * y * z *
-                         ((lines + lines_of_block - 1) / lines_of_block);
+  const int64_t blocks = blocks_of(args.batch, lines, lines_of_block);
   if (blocks > std::numeric_limits<int>::max() ||
       Sweep::shared > attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)) {
     return false;
@@ -208,6 +213,17 @@ bool launch(
       args);
   C10_CUDA_KERNEL_LAUNCH_CHECK();
   return true;
+}
+
+// Calls of with how many warps share a block's rows or columns: 4, of smaller
+// blocks, where those of lines_of_block would keep few multiprocessors busy.
+template <typename F>
+bool for_across_of(
+    const Batch& batch, int64_t lines, int64_t lines_of_block, const F& of) {
+  const bool few = 2 * blocks_of(batch, lines, lines_of_block) <=
+                   attribute(cudaDevAttrMultiProcessorCount);
+  return (few && of(std::integral_constant<int, 4>{})) ||
+         of(std::integral_constant<int, 1>{});
 }
 
 // Of S = x yᵀ, element by element, P is made, and z = P w: see AttnRows.cuh.
@@ -241,9 +257,15 @@ bool sweep_rows(
   args.d = x.defined() ? x.size(-1) : 0;
   args.e = w.size(-1);
   const auto run = [&](auto width) {
-    using Sweep = attn_tiles::RowSweep<width>;
-    return launch<Sweep>(
-        attn_tiles::attn_rows<T, width, backward>, args, args.m, Sweep::rows);
+    constexpr int rows = attn_tiles::RowSweep<width, 1>::rows;
+    return for_across_of(args.batch, args.m, rows, [&](auto across) {
+      using Sweep = attn_tiles::RowSweep<width, across>;
+      return launch<Sweep>(
+          attn_tiles::attn_rows<T, width, backward, across>,
+          args,
+          args.m,
+          Sweep::rows);
+    });
   };
   return args.d <= 64 && args.e <= 64 ? run(std::integral_constant<int, 64>{})
                                       : run(std::integral_constant<int, 128>{});
@@ -286,9 +308,15 @@ bool sweep_columns(
   args.d = q.size(-1);
   args.e = v.size(-1);
   const auto run = [&](auto width) {
-    using Sweep = attn_tiles::ColumnSweep<width>;
-    return launch<Sweep>(
-        attn_tiles::attn_columns<T, width>, args, args.n, Sweep::columns);
+    constexpr int columns = attn_tiles::ColumnSweep<width, 1>::columns;
+    return for_across_of(args.batch, args.n, columns, [&](auto across) {
+      using Sweep = attn_tiles::ColumnSweep<width, across>;
+      return launch<Sweep>(
+          attn_tiles::attn_columns<T, width, across>,
+          args,
+          args.n,
+          Sweep::columns);
+    });
   };
   return args.d <= 64 && args.e <= 64 ? run(std::integral_constant<int, 64>{})
                                       : run(std::integral_constant<int, 128>{});
