@@ -7,7 +7,7 @@ UPSTREAM ?=
 BOOTSTRAP = @command -v $(PYTHON) >/dev/null || { echo "error: no $(PYTHON): install Python 3.11 or newer, or name one with PYTHON=" >&2; exit 1; }; \
 	exec $(PYTHON) -m fork.bootstrap
 
-.PHONY: attn test test-upstream test-stack test-sanitizers source bench lint clean
+.PHONY: attn test test-upstream test-stack test-sanitizers source bench bench-gpu lint clean
 attn: ## graft the tip, install it in .venv, run the lab's example
 	$(BOOTSTRAP) install --example $(if $(BASE),--base $(BASE)) $(if $(COMMIT),--commit $(COMMIT))
 
@@ -28,6 +28,9 @@ source: ## PyTorch built whole from its source, with the stack as commits: hours
 
 bench: ## the operator's speed beside eager, torch.compile, JAX and the machine's limits
 	$(BOOTSTRAP) bench --publish
+
+bench-gpu: ## build, test and measure on this machine's GPU, with the torch that is installed
+	$(BOOTSTRAP) bench-gpu --base $(or $(BASE),installed)
 
 lint: ## ruff, clang-format, yamllint
 	$(BOOTSTRAP) lint

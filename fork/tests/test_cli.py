@@ -26,6 +26,7 @@ COMMANDS = (
         "source",
         "review",
         "bench",
+        "bench-gpu",
         "lint",
     ),
 )
@@ -315,7 +316,7 @@ def test_bench(tmp_path, monkeypatch, args, status, kept):
     (tmp_path / "benchmarks/attn/bench.py").write_text(
         "import pathlib, sys\n"
         "out = pathlib.Path(sys.argv[2]); out.mkdir(parents=True)\n"
-        "for name in ('cpu.json', 'cpu.svg', 'other'): (out / name).write_text(str(sys.argv[3:]))\n"
+        "for name in ('cpu.json', 'cpu.svg', 'other'): (out / name).write_text(str(sys.argv[5:]))\n"
         f"sys.exit({status})\n"
     )
     python = tmp_path / "build/venv-bench/bin/python"
