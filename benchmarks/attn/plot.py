@@ -122,6 +122,7 @@ def draw(result: dict) -> Figure:
     marks = [
         left.plot([], [], LOOKS[who][1], color=LOOKS[who][0], label=TITLES[who])[0]
         for who in report.OTHERS
+        if any(who in row["seconds"] for row in rows)
     ]
     marks += left.plot([], [], "|", color="gray", markersize=12, label="target")
     upper.legend(

@@ -253,11 +253,16 @@ def describe_peaks(peaks: dict) -> str:
     lines = [f"Measured peaks in {unit}FLOP/s: {flops}. In GB/s, by the working set:\n"]
     kinds = list(peaks["bandwidth"])
     sizes = sorted({int(size) for by in peaks["bandwidth"].values() for size in by})
-    lines.append(f"| | {' | '.join(f'{size >> 10} KiB' for size in sizes)} |")
+    of_size, shift = ("MiB", 20) if min(sizes) >= 1 << 20 else ("KiB", 10)
+    heads = [f"{size >> shift} {of_size}" for size in sizes]
+    lines.append(f"| | {' | '.join(heads)} |")
     lines.append("| --- |" + " ---: |" * len(sizes))
     for kind in kinds:
         by_size = {int(size): x for size, x in peaks["bandwidth"][kind].items()}
-        cells = [f"{by_size[s] / 1e9:.3g}" if s in by_size else "" for s in sizes]
+        rates = [by_size[size] / 1e9 if size in by_size else None for size in sizes]
+        cells = [
+            "" if x is None else f"{x:.0f}" if x >= 1000 else f"{x:.3g}" for x in rates
+        ]
         lines.append(f"| {kind} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n\n"
 
