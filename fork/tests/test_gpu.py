@@ -174,6 +174,7 @@ class TestCUDA(expecttest.TestCase):
             with self.subTest(i=i):
                 self.assertNotEqual(i, 1)
 
+setattr(TestCUDA, "test_forward-mode", TestCUDA.test_pass)
 unittest.main(
     argv=sys.argv[:1],
     testRunner=xmlrunner.XMLTestRunner(
@@ -193,6 +194,7 @@ def test_standins_report_like_the_packages(tmp_path, standins):
     tests, broken = suites.read_reports(tmp_path / "reports", messages)
     assert {test.removeprefix("TestCUDA.test_"): outcome for test, outcome in tests.items()} == {
         "pass": "passed",
+        "forward-mode": "passed",
         "fail": "failed",
         "error": "failed",
         "skip": "skipped",

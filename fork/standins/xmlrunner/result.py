@@ -32,9 +32,10 @@ class _XMLTestResult(unittest.TextTestResult):
         self.report = ET.Element("testsuite")
 
     def add(self, test, tag="", message="", **attributes):
-        name = re.fullmatch(r"(?:.*?\.)?(\w+)\.(\w+)", test.id())  # else, say, of a setUpClass
-        classname, name = name.groups() if name else ("", test.id())
-        case = ET.SubElement(self.report, "testcase", classname=classname, name=name)
+        test = getattr(test, "test_case", test)  # of a subtest
+        # What fails may also be, say, a setUpClass.
+        name = getattr(test, "_testMethodName", test.id())
+        case = ET.SubElement(self.report, "testcase", classname=type(test).__name__, name=name)
         if tag:
             ET.SubElement(case, tag, message=UNPRINTABLE.sub("?", str(message)), **attributes)
 
