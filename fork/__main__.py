@@ -600,8 +600,8 @@ def measure(venv: Path, out: Path, device: str, publish: bool, args: Sequence[st
 def bench_gpu(release: str, sanitize: bool, publish: bool, args: tuple[str, ...]) -> None:
     """Build, test and measure the operator on this machine's GPU (`make bench-gpu`).
 
-    In eight minutes. ARGS are those of benchmarks/attn/bench.py, which measures even if a test
-    fails. Results are in build/bench-gpu.
+    Planned for eight minutes. ARGS are those of benchmarks/attn/bench.py, which measures even if a
+    test fails. Results are in build/bench-gpu.
     """
     start = time.monotonic()
     if not gpu.devices():

@@ -285,9 +285,8 @@ def main(
                     row = run_row(case, mode, device, names, clock, **timing)
                     who = list(row["seconds"])
                     row["scratch"] = scratch(case, mode, who, place.scratch)
-                except (
-                    RuntimeError
-                ) as e:  # a GPU without memory, or spoiled by a kernel
+                except RuntimeError as e:
+                    # A GPU has no memory left, or a kernel spoiled it for good.
                     result["unmeasured"][title] = first_line(e)
                     console.print(f"{title}: {first_line(e)}", markup=False)
                     continue
