@@ -588,7 +588,7 @@ def lint(fix: bool) -> None:
     python = [f for f in whole if f.endswith(".py")]
     theirs = ("benchmarks/", "stack/", "test/", "tools/", "torch/")  # PyTorch's width
     upstreams = [f for f in python if f.startswith(theirs)]
-    cpp = [f for f in whole if f.endswith((".cpp", ".cu", ".cuh", ".h"))]
+    cpp = [f for f in whole if f.endswith((".cpp", ".cu", ".cuh", ".h", ".hpp"))]
     dry = [] if fix else ["--check"]
     commands = (
         [ruff, "check", *(["--fix"] if fix else []), *python],

