@@ -57,7 +57,7 @@ def main() -> None:
 
 def upstreams_at_hand() -> list[Upstream]:
     """Every pristine PyTorch there is: bases, wheels, source trees, the installed torch."""
-    places = [p.parent for p in sorted(CACHE.glob("*/.complete"))]
+    places = [p.parent for p in sorted(CACHE.glob(f"*/{bases.UNPACKED}"))]
     unpacked = {p.name for p in places}
     places += [p for p in sorted(CACHE.glob("*.whl")) if p.stem not in unpacked]
     places += sorted(ANCHORS.glob("*.whl"))
@@ -319,7 +319,7 @@ def _graft_options(command):
         default=bases.default_release(),
         show_default=True,
         envvar="ATTN_BASE",
-        help="Release of torch to graft onto, or the path of its wheel.",
+        help="Release of torch to graft onto, the path of its wheel, or `installed`.",
     )(command)
     return click.option("--commit", type=int, help="Graft commits 1 to this one.  [default: all]")(
         command

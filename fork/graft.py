@@ -78,7 +78,7 @@ class Graft:
         self.commit = stack.commits[-1] if number is None else stack.commit(number)
         self.tree = stack.tree(self.commit.number)
         self.root = stack.root
-        self.dir = stack.root / "build" / "graft" / base.folder.name / self.commit.folder.name
+        self.dir = stack.root / "build" / "graft" / base.name / self.commit.folder.name
         # What the wheel gets: new and changed files, at their places.
         self.stage = self.dir / "stage"
         self.gen = self.dir / "gen"
@@ -118,7 +118,7 @@ class Graft:
 
         A file that changes while the graft compiles thus makes the next one compile again.
         """
-        digest = hashlib.sha256(f"{sys.version}{self.base.wheel.name}{self.nvcc}".encode())
+        digest = hashlib.sha256(f"{sys.version}{self.base.record}{self.nvcc}".encode())
         ours = [self.root / "CMakeLists.txt", *HOOK.rglob("*.*"), *(HERE / m for m in MAKERS)]
         files = {p.relative_to(self.root).as_posix(): p for p in ours}
         for path, file in self.tree.items():

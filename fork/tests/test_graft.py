@@ -2,7 +2,6 @@
 
 import csv
 import ctypes
-import io
 import re
 import subprocess
 import venv
@@ -22,7 +21,7 @@ from fork.graft import Graft, mirror, with_soname, without_key
 from fork.install import UNDER_WAY, clear, install
 from fork.pack import header, pack
 from fork.stack import Stack
-from fork.tests.conftest import TAG, write_files
+from fork.tests.conftest import PYTHON, TAG, WHEEL_FILES, write_files
 
 
 def test_fragment():
@@ -93,12 +92,12 @@ def test_pack(wheel, unpacked, tmp_path, compress):
     stage = write_files(
         tmp_path / "stage", {"torch/overrides.py": "new\n", "torch/lib/libtbase.so": "so"}
     )
-    made = pack(Base(wheel, unpacked), stage, tmp_path / "out", compress)
+    made = pack(Base(unpacked), stage, tmp_path / "out", compress)
     assert made.name.startswith(f"torch-2.13.0+cpu.attn-{TAG}-linux_")
     with WheelFile(made) as new:  # reading compares with RECORD
         files = {i.filename: new.read(i).decode() for i in new.infolist()}
     record = files.pop("torch-2.13.0+cpu.attn.dist-info/RECORD")
-    assert {row[0] for row in csv.reader(io.StringIO(record)) if row} == {
+    assert {row[0] for row in csv.reader(record.splitlines())} == {
         *files,
         "torch-2.13.0+cpu.attn.dist-info/RECORD",
     }
@@ -112,7 +111,7 @@ def test_pack(wheel, unpacked, tmp_path, compress):
 
 def test_a_packed_wheel_installs_and_uninstalls_clean(wheel, unpacked, tmp_path):
     stage = write_files(tmp_path / "stage", {"torch/attn.py": "x = 1\n"})
-    made = pack(Base(wheel, unpacked), stage, tmp_path / "out", False)
+    made = pack(Base(unpacked), stage, tmp_path / "out", False)
     env = tmp_path / "env"
     venv.create(env, with_pip=True)
     site = next(env.glob("lib/python3*/site-packages"))
@@ -164,6 +163,76 @@ def test_unsupported_bases(release, words, tmp_path):
         bases.get(release, tmp_path)
 
 
+def test_an_installed_base(installed, tmp_path):
+    base = bases.get("installed", tmp_path / "cache")
+    assert (base.folder, base.name) == (installed, f"torch-2.13.0+cpu-{PYTHON}-installed")
+    assert base.tags == TAG and base.grafted_version == "2.13.0+cpu.attn"
+    assert set(base.files()) == {*WHEEL_FILES}  # not what the installer added
+    stage = write_files(tmp_path / "stage", {"torch/overrides.py": "new\n"})
+    made = pack(base, stage, tmp_path / "out", False)
+    assert made.name.startswith(f"torch-2.13.0+cpu.attn-{TAG}-linux_")
+    with zipfile.ZipFile(made) as new:
+        modes = {i.filename: i.external_attr >> 16 & 0o777 for i in new.infolist()}
+    assert modes["torch/_C.so"] == 0o755 and modes["torch/overrides.py"] == 0o644
+    assert len(modes) == len(WHEEL_FILES) + 1
+
+
+def test_an_installed_base_that_is_replaced_is_grafted_anew(installed, tmp_path):
+    prints = []
+    for hashed in ("", "torch/new.py,sha256=1,1\n"):
+        with (installed / "torch-2.13.0+cpu.dist-info/RECORD").open("a") as record:
+            record.write(hashed)
+        prints.append(Graft(Stack(ROOT), bases.get("installed", tmp_path)).fingerprint)
+    assert prints[0] != prints[1]
+
+
+def test_a_grafted_torch_is_no_base(installed, tmp_path, monkeypatch):
+    grafted = {
+        "torch-2.13.0+cpu.attn.dist-info/METADATA": "Name: torch\nVersion: 2.13.0+cpu.attn\n"
+    }
+    first = write_files(tmp_path / "first", grafted)
+    monkeypatch.setattr("sys.path", [str(first), str(installed)])
+    assert bases.get("installed", tmp_path).folder == installed
+    monkeypatch.setattr("sys.path", [str(first)])
+    with pytest.raises(ForkError, match="no pristine torch is installed for .*python.*: name a"):
+        bases.get("installed", tmp_path)
+
+
+DIST_INFO = "torch-2.13.0+cpu.dist-info"
+
+
+@pytest.mark.parametrize(
+    "changed, words",
+    [
+        ({f"{DIST_INFO}/RECORD": "__editable__.torch.pth,,\n"}, "not installed from a wheel"),
+        (
+            {
+                f"{DIST_INFO}/METADATA": "Name: torch\nVersion: 2.5.1\n",
+                "torch/version.py": "__version__ = '2.5.1'\n",
+            },
+            "torch 2.5.1 in .*: not a release that the fork knows: 2.6.0, ",
+        ),
+    ],
+    ids=["editable", "an unknown release"],
+)
+def test_installed_torches_that_are_no_base(installed, tmp_path, changed, words):
+    write_files(installed, changed)
+    with pytest.raises(ForkError, match=words):
+        bases.get("installed", tmp_path)
+
+
+def test_unpacking_keeps_the_modes(tmp_path):
+    path = tmp_path / f"torch-2.13.0+cpu-{TAG}-manylinux_2_28_x86_64.whl"
+    with WheelFile(path, "w") as out:
+        for name, text in {**WHEEL_FILES, "torch/bin/protoc": "#!/bin/sh\n"}.items():
+            info = zipfile.ZipInfo(name)
+            info.external_attr = (0o755 if "/bin/" in name else 0o644) << 16
+            out.writestr(info, text)
+    base = bases.get(str(path), tmp_path / "cache")
+    runs = [p for p in base.files() if (base.folder / p).stat().st_mode & 0o100]
+    assert runs == ["torch/bin/protoc"]
+
+
 def test_no_network(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
@@ -191,13 +260,21 @@ def grafted():
 def records(wheel: Path) -> dict[str, str]:
     with zipfile.ZipFile(wheel) as z:
         name = next(n for n in z.namelist() if n.endswith(".dist-info/RECORD"))
-        rows = csv.reader(io.StringIO(z.read(name).decode()))
-        return {path: digest for path, digest, _ in rows if digest}
+        return digests(z.read(name).decode())
+
+
+def base_records(base: Base) -> dict[str, str]:
+    found = digests(base.record)
+    return {path: found[path] for path in base.files()}
+
+
+def digests(record: str) -> dict[str, str]:
+    return {path: digest for path, digest, _ in csv.reader(record.splitlines()) if digest}
 
 
 def test_only_the_edits_differ_from_the_base(grafted):
     graft, wheel = grafted
-    old, new = records(graft.base.wheel), records(wheel)
+    old, new = base_records(graft.base), records(wheel)
     meta = {p for p in (*old, *new) if ".dist-info/" in p}
     changed = {p for p in old if p not in meta and new.get(p) != old[p]}
     added = set(new) - set(old) - meta
@@ -238,7 +315,7 @@ def test_the_wheels_headers_have_our_operators(grafted):
         assert lines_added(old, text), f"{name}: the wheel's own lines stay as they are"
     # The numbers of the interned strings are compiled into libtorch_cpu.
     interned = "torch/include/ATen/core/aten_interned_strings.h"
-    assert records(wheel)[interned] == records(graft.base.wheel)[interned]
+    assert records(wheel)[interned] == base_records(graft.base)[interned]
 
 
 MERGED = {
