@@ -312,17 +312,19 @@ def review_command(upstream: Path | None, branch: str) -> None:
     sys.exit(1 if found else 0)
 
 
+BASE = click.option(
+    "--base",
+    "release",
+    default=bases.default_release(),
+    show_default=True,
+    envvar="ATTN_BASE",
+    help="Release of torch to graft onto, the path of its wheel, or `installed`.",
+)
+
+
 def _graft_options(command):
-    command = click.option(
-        "--base",
-        "release",
-        default=bases.default_release(),
-        show_default=True,
-        envvar="ATTN_BASE",
-        help="Release of torch to graft onto, the path of its wheel, or `installed`.",
-    )(command)
     return click.option("--commit", type=int, help="Graft commits 1 to this one.  [default: all]")(
-        command
+        BASE(command)
     )
 
 
@@ -373,10 +375,12 @@ def install_command(release: str, commit: int | None, example: bool) -> None:
 
 
 @main.command("test")
-def test_command() -> None:
+@BASE
+def test_command(release: str) -> None:
     """Run the fork's tests, the operator's tests on the tip, and the checks (`make test`)."""
-    graft_into(VENV, bases.default_release(), None)
+    graft_into(VENV, release, None)
     python = VENV / "bin" / "python"
+    env = suites.environment() | {"ATTN_BASE": release}  # whose wheel the fork's tests look at
     failed = []
     for command in (
         [python, "-m", "pytest", "-q", "fork/tests"],
@@ -385,7 +389,7 @@ def test_command() -> None:
     ):
         words = " ".join(["python", *map(str, command[1:])])
         console.rule(words)
-        if subprocess.run(command, cwd=ROOT, env=suites.environment()).returncode:
+        if subprocess.run(command, cwd=ROOT, env=env).returncode:
             failed.append(words)
     console.rule()
     for words in failed:

@@ -1,9 +1,11 @@
-"""The graft's own steps on small inputs, and the wheel that it made of the default base."""
+"""The graft's own steps on small inputs, and the wheel that it made of the tip."""
 
 import csv
 import ctypes
+import os
 import re
 import subprocess
+import sys
 import venv
 import zipfile
 from pathlib import Path
@@ -15,6 +17,7 @@ from wheel.wheelfile import WheelFile
 from fork import base as bases
 from fork.__main__ import CACHE, ROOT
 from fork.base import Base
+from fork.bootstrap import borrow_venv
 from fork.codegen import fragment
 from fork.errors import ForkError
 from fork.graft import Graft, mirror, with_soname, without_key
@@ -22,6 +25,8 @@ from fork.install import UNDER_WAY, clear, install
 from fork.pack import header, pack
 from fork.stack import Stack
 from fork.tests.conftest import PYTHON, TAG, WHEEL_FILES, write_files
+
+DIST_INFO = "torch-2.13.0+cpu.dist-info"
 
 
 def test_fragment():
@@ -134,6 +139,35 @@ def test_a_packed_wheel_installs_and_uninstalls_clean(wheel, unpacked, tmp_path)
     assert files(site) == pristine
 
 
+def test_install_beside_borrowed_packages(unpacked, tmp_path, monkeypatch):
+    """No index is asked, and the loader finds what it finds beside the borrower's torch."""
+    host = write_files(tmp_path / "host/site-packages", {"nvidia/cu13/lib/libcudart.so": ""})
+    monkeypatch.setattr("sys.path", [*sys.path, str(host), str(tmp_path / "host/src")])
+    monkeypatch.setenv("PIP_NO_INDEX", "0")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/")
+    python = borrow_venv(str(tmp_path / "env"))
+    rpath = "\0$ORIGIN/../../nvidia/cu13/lib:$ORIGIN/../../cusparselt/lib:$ORIGIN\0"
+    needs = {f"{DIST_INFO}/METADATA": "Name: torch\nVersion: 1\nRequires-Dist: nowhere\n\n"}
+    package = {"torch/__init__.py": "", "torch/lib/libtbase.so": rpath}
+    stage = write_files(tmp_path / "stage", {**package, **needs})
+    made = pack(Base(unpacked), stage, tmp_path / "out", False)
+    for fingerprint in ("first", "second"):
+        install(made, fingerprint, tmp_path / "env")
+    site = next((tmp_path / "env").glob("lib/python3*/site-packages"))
+    assert (site / "nvidia").readlink() == host / "nvidia"
+    assert not (site / "cusparselt").exists()
+    assert (site / "borrowed.pth").read_text().splitlines()[-2:] == [
+        str(host),
+        str(ROOT / "fork/stand_ins"),
+    ]
+    code = "import click, torch; print(torch.__file__)"
+    found = subprocess.check_output([python, "-I", "-c", code], text=True)
+    assert found.strip() == str(site / "torch/__init__.py")
+
+    assert borrow_venv(str(tmp_path / "env")) == python  # the same, with torch in it
+    assert (site / "torch").exists()
+
+
 def files(folder: Path) -> set[Path]:
     return {p for p in folder.rglob("*") if p.is_file() and p.suffix != ".pyc"}
 
@@ -198,9 +232,6 @@ def test_a_grafted_torch_is_no_base(installed, tmp_path, monkeypatch):
         bases.get("installed", tmp_path)
 
 
-DIST_INFO = "torch-2.13.0+cpu.dist-info"
-
-
 @pytest.mark.parametrize(
     "changed, words",
     [
@@ -252,8 +283,9 @@ def test_a_truncated_base_is_removed(wheel, tmp_path):
 
 @pytest.fixture(scope="module")
 def grafted():
-    """The tip's wheel for the default base, which `make test` has made."""
-    graft = Graft(Stack(ROOT), bases.get(bases.default_release(), CACHE))
+    """The tip's wheel, which `make test` has made."""
+    base = os.environ.get("ATTN_BASE", bases.default_release())
+    graft = Graft(Stack(ROOT), bases.get(base, CACHE))
     return graft, graft.build()
 
 
