@@ -112,7 +112,7 @@ def get(release: str, cache: Path) -> Base:
 def _installed() -> Base:
     """The first pristine torch on the path of the running Python."""
     for found in metadata.distributions(name="torch"):
-        if is_grafted(found.version):
+        if is_grafted(str(found.version)):
             continue
         folder = Path(found.locate_file(""))
         what = f"torch {found.version} in {folder}"

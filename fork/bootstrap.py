@@ -110,9 +110,12 @@ def borrow_venv(venv):
     missing = [m for m in MODULES if importlib.util.find_spec(m) is None]
     missing += [tool for tool in TOOLS if not tools[tool]]
     if missing:
-        raise ForkError("{} lacks {}".format(sys.executable, ", ".join(missing)))
+        what = "BASE=installed takes all from {}, which lacks {}"
+        raise ForkError(what.format(sys.executable, ", ".join(missing)))
+    # Where the real ones are missing, the last folder has stand-ins.
+    lines = packages + [os.path.join(ROOT, "fork", "stand_ins")]
     stamp = os.path.join(venv, ".borrowed")
-    wanted = "\n".join([sys.version] + packages + [tools[tool] for tool in TOOLS])
+    wanted = "\n".join([sys.version] + lines + [tools[tool] for tool in TOOLS])
     if read(stamp) == wanted:
         return python
     print(
@@ -122,10 +125,8 @@ def borrow_venv(venv):
     new_venv(venv, "--without-pip")  # pip is among the packages
     for tool in TOOLS:
         os.symlink(tools[tool], os.path.join(venv, "bin", tool))
-    # Where the real ones are missing, the last folder has stand-ins.
-    lines = packages + [os.path.join(ROOT, "fork", "stand_ins")]
-    version = "python{}.{}".format(*sys.version_info[:2])
-    with open(os.path.join(venv, "lib", version, "site-packages", BORROWED), "w") as file:
+    site = sysconfig.get_path("purelib", "venv", {"base": venv})
+    with open(os.path.join(site, BORROWED), "w") as file:
         file.write("\n".join(lines) + "\n")
     with open(stamp, "w") as file:
         file.write(wanted)
