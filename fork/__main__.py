@@ -58,7 +58,7 @@ def main() -> None:
 
 def upstreams_at_hand() -> list[Upstream]:
     """Every pristine PyTorch there is: bases, wheels, source trees, the installed torch."""
-    places = [p.parent for p in sorted(CACHE.glob("*/.complete"))]
+    places = [p.parent for p in sorted(CACHE.glob(f"*/{bases.UNPACKED}"))]
     unpacked = {p.name for p in places}
     places += [p for p in sorted(CACHE.glob("*.whl")) if p.stem not in unpacked]
     places += sorted(ANCHORS.glob("*.whl"))
@@ -313,20 +313,19 @@ def review_command(upstream: Path | None, branch: str) -> None:
     sys.exit(1 if found else 0)
 
 
-_base = click.option(
+BASE = click.option(
     "--base",
     "release",
     default=bases.default_release(),
     show_default=True,
     envvar="ATTN_BASE",
-    help="Release of torch to graft onto, or the path of its wheel.",
+    help="Release of torch to graft onto, the path of its wheel, or `installed`.",
 )
 
 
 def _graft_options(command):
-    command = _base(command)
     return click.option("--commit", type=int, help="Graft commits 1 to this one.  [default: all]")(
-        command
+        BASE(command)
     )
 
 
@@ -377,10 +376,12 @@ def install_command(release: str, commit: int | None, example: bool) -> None:
 
 
 @main.command("test")
-def test_command() -> None:
+@BASE
+def test_command(release: str) -> None:
     """Run the fork's tests, the operator's tests on the tip, and the checks (`make test`)."""
-    graft_into(VENV, bases.default_release(), None)
+    graft_into(VENV, release, None)
     python = VENV / "bin" / "python"
+    env = suites.environment() | {"ATTN_BASE": release}  # whose wheel the fork's tests look at
     failed = []
     for command in (
         [python, "-m", "pytest", "-q", "fork/tests"],
@@ -389,7 +390,7 @@ def test_command() -> None:
     ):
         words = " ".join(["python", *map(str, command[1:])])
         console.rule(words)
-        if subprocess.run(command, cwd=ROOT, env=suites.environment()).returncode:
+        if subprocess.run(command, cwd=ROOT, env=env).returncode:
             failed.append(words)
     console.rule()
     for words in failed:
@@ -593,7 +594,7 @@ def measure(venv: Path, out: Path, device: str, publish: bool, args: Sequence[st
 
 
 @main.command("bench-gpu", context_settings=_passes_on)
-@_base
+@BASE
 @click.option("--sanitize", is_flag=True, help="Run compute-sanitizer on the kernels instead.")
 @_publish
 @_args
@@ -615,8 +616,7 @@ def bench_gpu(release: str, sanitize: bool, publish: bool, args: tuple[str, ...]
     out, python = BUILD / "bench-gpu", VENV / "bin" / "python"
     gpu.check(python, out / "check.log")
     if sanitize:
-        env = suites.environment() | suites.standins(python)
-        gpu.sanitize(program, python, ROOT, out / "sanitizer", env)
+        gpu.sanitize(program, python, ROOT, out / "sanitizer", suites.environment())
         return
     results = suites.run(
         python,
@@ -645,7 +645,7 @@ def lint(fix: bool) -> None:
     python = [f for f in whole if f.endswith(".py")]
     theirs = ("benchmarks/", "stack/", "test/", "tools/", "torch/")  # PyTorch's width
     upstreams = [f for f in python if f.startswith(theirs)]
-    cpp = [f for f in whole if f.endswith((".cpp", ".cu", ".cuh", ".h"))]
+    cpp = [f for f in whole if f.endswith((".cpp", ".cu", ".cuh", ".h", ".hpp"))]
     dry = [] if fix else ["--check"]
     commands = (
         [ruff, "check", *(["--fix"] if fix else []), *python],

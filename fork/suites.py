@@ -83,9 +83,6 @@ SUITES = LAB | {
 # Not a suite, and older than the operator: what it says is its exit status.
 SCRIPT = "attn_function.py"
 
-# For what PyTorch's tests import and a machine without a package registry may not have.
-STANDINS = Path(__file__).parent / "standins"
-
 # Of several entries for one test (subtests), the first of these counts.
 OUTCOMES = ("failed", "xfailed", "passed", "skipped")
 COUNTS = ("ran", "passed", "skipped", "xfailed", "failed")  # as the tables show them
@@ -165,7 +162,7 @@ def run(
             raise ForkError(f"{tree}: has no test/{suite}: not a source tree of PyTorch?")
     cores = os.cpu_count() or 1
     jobs = max(1, min(jobs or cores, len(suites)))
-    env = environment(threads=max(1, cores // jobs)) | standins(python) | {**(variables or {})}
+    env = environment(threads=max(1, cores // jobs)) | {**(variables or {})}
     with ThreadPoolExecutor(jobs) as pool:
         futures = [
             pool.submit(run_suite, python, tree, suite, walks, log_dir, op, env, timeout)
@@ -200,15 +197,6 @@ def environment(threads: int = os.cpu_count() or 1) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "PYTORCH_TEST_WITH_SLOW": "1",  # which upstream's CI has in a job of its own
     }
-
-
-def standins(python: Path) -> dict[str, str]:
-    """Variables with which PyTorch's tests find ours where a package is missing."""
-    names = sorted(f.stem for f in STANDINS.iterdir() if f.stem != "__pycache__")
-    found = "all(map(__import__('importlib.util').util.find_spec, sys.argv[1:]))"
-    code = f"import sys; sys.exit(not {found})"
-    missing = subprocess.run([python, "-E", "-c", code, *names]).returncode
-    return {"PYTHONPATH": str(STANDINS)} if missing else {}
 
 
 def run_suite(

@@ -101,7 +101,7 @@ def test_a_missing_barrier_is_found(tmp_path):
 
 def base_of(folder, cuda_release):
     text = f"__version__ = '2.13.0'\ncuda: Optional[str] = {cuda_release!r}\n"
-    return Base(folder / "torch.whl", write_files(folder, {"torch/version.py": text}))
+    return Base(write_files(folder, {"torch/version.py": text}))
 
 
 def compiler(folder, release):

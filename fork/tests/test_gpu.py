@@ -65,7 +65,6 @@ def steps(tmp_path, monkeypatch):
     monkeypatch.setattr(cli, "Graft", lambda stack, base: SimpleNamespace(nvcc=nvcc))
     monkeypatch.setattr(gpu, "devices", lambda: 1)
     monkeypatch.setattr(gpu, "sanitizer", lambda: "sanitizer")
-    monkeypatch.setattr(suites, "standins", lambda python: {})
     fake(cli, "graft_into")
     fake(gpu, "check")
     fake(gpu, "sanitize")
@@ -184,10 +183,12 @@ unittest.main(
 """
 
 
-@pytest.mark.parametrize("standins", [False, True], ids=["packages", "standins"])
-def test_standins_report_like_the_packages(tmp_path, standins):
+@pytest.mark.parametrize("stand_ins", [False, True], ids=["packages", "stand_ins"])
+def test_stand_ins_report_like_the_packages(tmp_path, stand_ins):
     file = write_files(tmp_path, {"test_it.py": TESTS}) / "test_it.py"
-    env = os.environ | ({"PYTHONPATH": str(suites.STANDINS)} if standins else {})
+    if not stand_ins:
+        pytest.importorskip("xmlrunner")
+    env = os.environ | ({"PYTHONPATH": str(cli.ROOT / "fork/stand_ins")} if stand_ins else {})
     command = [sys.executable, file, tmp_path / "reports"]
     done = subprocess.run(command, env=env, stderr=subprocess.PIPE, text=True)
     messages = {}
@@ -206,10 +207,3 @@ def test_standins_report_like_the_packages(tmp_path, standins):
     assert "because" in messages["TestCUDA.test_fail"]
     assert done.returncode == 1
     assert int(suites.SUMMARY.search(done.stderr)[1]) == len(tests)
-
-
-def test_standins_only_for_what_is_missing(tmp_path):
-    assert suites.standins(sys.executable) == {}
-    python = write_files(tmp_path, {"python": f'#!/bin/sh\nexec {sys.executable} -S "$@"\n'})
-    (python / "python").chmod(0o755)
-    assert suites.standins(python / "python") == {"PYTHONPATH": str(suites.STANDINS)}
