@@ -1,15 +1,20 @@
-# Every target sets up what it needs. Variables: PYTHON, BASE (a release), COMMIT, UPSTREAM (a source tree).
+# Every target sets up what it needs. Variables: PYTHON, BASE, COMMIT, UPSTREAM (a source tree).
+# BASE is a release, or `installed`: the torch that PYTHON has, and all else too, so that nothing is downloaded.
 PYTHON ?= python3
 BASE ?=
 COMMIT ?=
 UPSTREAM ?=
 
+ifneq ($(BASE),)
+export ATTN_BASE := $(BASE)
+endif
+
 BOOTSTRAP = @command -v $(PYTHON) >/dev/null || { echo "error: no $(PYTHON): install Python 3.11 or newer, or name one with PYTHON=" >&2; exit 1; }; \
 	exec $(PYTHON) -m fork.bootstrap
 
-.PHONY: attn test test-upstream test-stack test-sanitizers source bench lint clean
+.PHONY: attn test test-upstream test-stack test-sanitizers source bench bench-gpu lint clean
 attn: ## graft the tip, install it in .venv, run the lab's example
-	$(BOOTSTRAP) install --example $(if $(BASE),--base $(BASE)) $(if $(COMMIT),--commit $(COMMIT))
+	$(BOOTSTRAP) install --example $(if $(COMMIT),--commit $(COMMIT))
 
 test: ## the fork's tests, the operator's tests, the checks of the stack
 	$(BOOTSTRAP) test
@@ -28,6 +33,9 @@ source: ## PyTorch built whole from its source, with the stack as commits: hours
 
 bench: ## the operator's speed beside eager, torch.compile, JAX and the machine's limits
 	$(BOOTSTRAP) bench --publish
+
+bench-gpu: ## build, test and measure on this machine's GPU, with the torch that is installed
+	$(BOOTSTRAP) bench-gpu --base $(or $(BASE),installed)
 
 lint: ## ruff, clang-format, yamllint
 	$(BOOTSTRAP) lint

@@ -1,6 +1,7 @@
 """Builds the grafted wheel: `pip wheel --no-build-isolation --no-deps .`
 
-ATTN_BASE names another base (a release, or the path of a wheel), ATTN_COMMIT an earlier commit.
+ATTN_BASE names another base (a release, the path of a wheel, or `installed`), ATTN_COMMIT an
+earlier commit.
 """
 
 import os
@@ -40,7 +41,7 @@ try:
         raise ForkError(f"ATTN_COMMIT={commit}: not the number of a commit")
     base = bases.get(os.environ.get("ATTN_BASE", bases.default_release()), ROOT / "build" / "bases")
     graft = Graft(Stack(ROOT), base, int(commit) if commit else None)
-    metadata, _ = parse_email(next(base.folder.glob("*.dist-info/METADATA")).read_bytes())
+    metadata, _ = parse_email((base.dist_info / "METADATA").read_bytes())
     setup(
         name="torch",
         version=base.grafted_version,

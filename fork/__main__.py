@@ -7,6 +7,7 @@ import hashlib
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -16,7 +17,7 @@ import click
 from rich.table import Table
 
 from fork import base as bases
-from fork import documentation, review, sanitizers, source, source_build, suites
+from fork import documentation, gpu, review, sanitizers, source, source_build, suites
 from fork.absorb import absorb
 from fork.bootstrap import make_venv
 from fork.branch import commits, export
@@ -57,7 +58,7 @@ def main() -> None:
 
 def upstreams_at_hand() -> list[Upstream]:
     """Every pristine PyTorch there is: bases, wheels, source trees, the installed torch."""
-    places = [p.parent for p in sorted(CACHE.glob("*/.complete"))]
+    places = [p.parent for p in sorted(CACHE.glob(f"*/{bases.UNPACKED}"))]
     unpacked = {p.name for p in places}
     places += [p for p in sorted(CACHE.glob("*.whl")) if p.stem not in unpacked]
     places += sorted(ANCHORS.glob("*.whl"))
@@ -312,17 +313,19 @@ def review_command(upstream: Path | None, branch: str) -> None:
     sys.exit(1 if found else 0)
 
 
+BASE = click.option(
+    "--base",
+    "release",
+    default=bases.default_release(),
+    show_default=True,
+    envvar="ATTN_BASE",
+    help="Release of torch to graft onto, the path of its wheel, or `installed`.",
+)
+
+
 def _graft_options(command):
-    command = click.option(
-        "--base",
-        "release",
-        default=bases.default_release(),
-        show_default=True,
-        envvar="ATTN_BASE",
-        help="Release of torch to graft onto, or the path of its wheel.",
-    )(command)
     return click.option("--commit", type=int, help="Graft commits 1 to this one.  [default: all]")(
-        command
+        BASE(command)
     )
 
 
@@ -373,10 +376,12 @@ def install_command(release: str, commit: int | None, example: bool) -> None:
 
 
 @main.command("test")
-def test_command() -> None:
+@BASE
+def test_command(release: str) -> None:
     """Run the fork's tests, the operator's tests on the tip, and the checks (`make test`)."""
-    graft_into(VENV, bases.default_release(), None)
+    graft_into(VENV, release, None)
     python = VENV / "bin" / "python"
+    env = suites.environment() | {"ATTN_BASE": release}  # whose wheel the fork's tests look at
     failed = []
     for command in (
         [python, "-m", "pytest", "-q", "fork/tests"],
@@ -385,7 +390,7 @@ def test_command() -> None:
     ):
         words = " ".join(["python", *map(str, command[1:])])
         console.rule(words)
-        if subprocess.run(command, cwd=ROOT, env=suites.environment()).returncode:
+        if subprocess.run(command, cwd=ROOT, env=env).returncode:
             failed.append(words)
     console.rule()
     for words in failed:
@@ -428,12 +433,12 @@ def test_sanitizers() -> None:
     finish(results)
 
 
-def finish(results: list[suites.Result]) -> None:
-    """Prints how many tests passed and failed, and exits."""
+def finish(results: list[suites.Result], status: int = 0) -> None:
+    """Prints how many tests passed and failed, and exits, with `status` if none failed."""
     counts = suites.tally(results)
     passed = counts["passed"] + counts["xfailed"]
     console.print(f"{passed} passed, {counts['failed']} failed, {counts['skipped']} skipped")
-    sys.exit(0 if all(r.ok for r in results) else 1)
+    sys.exit(status if all(r.ok for r in results) else 1)
 
 
 SUITES_UPSTREAM = _upstream(
@@ -554,26 +559,78 @@ def stack_key(commit: Commit, upstream: Path) -> str:
     return digest.hexdigest()
 
 
-@main.command(
-    "bench", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+# The options that a command doesn't have are the benchmark's.
+_passes_on = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+_publish = click.option(
+    "--publish", is_flag=True, help="Keep the results in fork/results, for the README."
 )
-@click.option("--publish", is_flag=True, help="Keep the results in fork/results, for the README.")
-@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+_args = click.argument("args", nargs=-1, type=click.UNPROCESSED)
+
+
+@main.command("bench", context_settings=_passes_on)
+@_publish
+@_args
 def bench_command(publish: bool, args: tuple[str, ...]) -> None:
     """Measure the operator's speed (`make bench`); ARGS are those of benchmarks/attn/bench.py."""
-    venv, out = BUILD / "venv-bench", BUILD / "bench"
+    venv = BUILD / "venv-bench"
     make_venv(venv, ROOT / "fork" / "bench-requirements.txt")
     graft_into(venv, bases.default_release(), None)
+    sys.exit(measure(venv, BUILD / "bench", "cpu", publish, args))
+
+
+def measure(venv: Path, out: Path, device: str, publish: bool, args: Sequence[str]) -> int:
+    """Runs the benchmark with its results in `out`; its exit status."""
     # -E: PYTHONPATH could bring in another torch.
-    command = [venv / "bin" / "python", "-E", ROOT / "benchmarks/attn/bench.py", "--out", out]
+    python = [venv / "bin" / "python", "-E"]
+    command = [*python, ROOT / "benchmarks/attn/bench.py", "--out", out, "--device", device]
     status = subprocess.run([*command, *args], cwd=ROOT).returncode
     if publish and not status:
         kept = ROOT / "fork" / "results"
         kept.mkdir(exist_ok=True)
-        for file in sorted(out.glob("cpu*")):
+        for file in sorted(out.glob(f"{device}*")):
             shutil.copy2(file, kept)
         console.print(f"{kept.relative_to(ROOT)}: kept for the README")
-    sys.exit(status)
+    return status
+
+
+@main.command("bench-gpu", context_settings=_passes_on)
+@BASE
+@click.option("--sanitize", is_flag=True, help="Run compute-sanitizer on the kernels instead.")
+@_publish
+@_args
+def bench_gpu(release: str, sanitize: bool, publish: bool, args: tuple[str, ...]) -> None:
+    """Build, test and measure the operator on this machine's GPU (`make bench-gpu`).
+
+    Planned for eight minutes. ARGS are those of benchmarks/attn/bench.py, which measures even if a
+    test fails. Results are in build/bench-gpu.
+    """
+    start = time.monotonic()
+    if not gpu.devices():
+        raise ForkError("no GPU: NVIDIA's driver is missing, or shows none")
+    program = gpu.sanitizer() if sanitize else ""
+    with alone():
+        graft = Graft(Stack(ROOT), bases.get(release, CACHE))
+    if isinstance(graft.nvcc, str):
+        raise ForkError(graft.nvcc)
+    graft_into(VENV, release, None)
+    out, python = BUILD / "bench-gpu", VENV / "bin" / "python"
+    gpu.check(python, out / "check.log")
+    if sanitize:
+        gpu.sanitize(program, python, ROOT, out / "sanitizer", suites.environment())
+        return
+    results = suites.run(
+        python,
+        ROOT,
+        gpu.chosen(suites.own(ROOT)),
+        log_dir=out / "tests",
+        timeout=gpu.LIMIT,
+        variables=gpu.ONLY_CUDA,
+    )
+    print_wide(suites.table((), results))
+    time_left = ("--minutes", str(gpu.minutes_left(start)))  # unless ARGS say
+    status = measure(VENV, out, "cuda", publish, (*time_left, *args))
+    console.print(f"{(time.monotonic() - start) / 60:.1f} minutes in all")
+    finish(results, status)
 
 
 @main.command()
@@ -588,7 +645,7 @@ def lint(fix: bool) -> None:
     python = [f for f in whole if f.endswith(".py")]
     theirs = ("benchmarks/", "stack/", "test/", "tools/", "torch/")  # PyTorch's width
     upstreams = [f for f in python if f.startswith(theirs)]
-    cpp = [f for f in whole if f.endswith((".cpp", ".cu", ".cuh", ".h"))]
+    cpp = [f for f in whole if f.endswith((".cpp", ".cu", ".cuh", ".h", ".hpp"))]
     dry = [] if fix else ["--check"]
     commands = (
         [ruff, "check", *(["--fix"] if fix else []), *python],

@@ -1,10 +1,14 @@
-"""The base of a graft: a pristine PyTorch wheel, downloaded once and unpacked."""
+"""The base of a graft: a pristine PyTorch wheel, downloaded once and unpacked, or installed."""
 
 from __future__ import annotations
 
+import csv
+import re
 import shutil
 import sys
 import zipfile
+from functools import cached_property
+from importlib import metadata
 from pathlib import Path
 
 import yaml
@@ -12,8 +16,17 @@ from wheel.wheelfile import WheelError, WheelFile
 
 from fork.console import run, step
 from fork.errors import ForkError
-from fork.upstream import Upstream
+from fork.upstream import Upstream, is_grafted
 
+# The base that is not fetched: the torch that the running Python has.
+INSTALLED = "installed"
+# A folder with all files of a wheel in it, and their modes.
+UNPACKED = ".unpacked"
+# What a RECORD lists beside the wheel's files: itself, and what installing has added.
+ADDED = re.compile(
+    r"(\.\.|/).*|.*\.pyc|"
+    r"[^/]+\.dist-info/(RECORD(\..*)?|INSTALLER|REQUESTED|direct_url\.json|uv_\w+\.json)"
+)
 RELEASES = yaml.safe_load((Path(__file__).parent / "releases.yaml").read_text())
 
 
@@ -26,11 +39,11 @@ def suites_release() -> str:
 
 
 class Base:
-    """A wheel file of PyTorch and the folder it is unpacked in."""
+    """A wheel of PyTorch in a folder: unpacked there, or installed among others."""
 
-    def __init__(self, wheel: Path, folder: Path):
-        self.wheel = wheel
+    def __init__(self, folder: Path):
         self.folder = folder
+        self.name = folder.name  # of the graft's own folder
         self.upstream = Upstream(folder)
         self.version = self.upstream.version
 
@@ -38,6 +51,29 @@ class Base:
     def grafted_version(self) -> str:
         """`2.13.0+cpu.attn`, or `2.13.0+attn` for a base without a local version."""
         return f"{self.version}{'.' if '+' in self.version else '+'}attn"
+
+    @cached_property
+    def dist_info(self) -> Path:
+        found = sorted(self.folder.glob("torch-*.dist-info"))
+        if len(found) != 1:
+            names = ", ".join(f.name for f in found) or "none"
+            raise ForkError(f"{self.folder}: not one torch-*.dist-info: {names}")
+        return found[0]
+
+    @property
+    def tags(self) -> str:
+        """Which Python the wheel is for: `cp311-cp311`."""
+        return re.search(r"^Tag: (\w+-\w+)-", (self.dist_info / "WHEEL").read_text(), re.M)[1]
+
+    @property
+    def record(self) -> str:
+        """Every file with its hash."""
+        return (self.dist_info / "RECORD").read_text()
+
+    def files(self) -> list[str]:
+        """The paths of the wheel's files, but for RECORD."""
+        paths = [row[0] for row in csv.reader(self.record.splitlines()) if row]
+        return [p for p in paths if not ADDED.fullmatch(p) and (self.folder / p).is_file()]
 
     def cmake(self, file: str) -> str:
         """One of the CMake files that the wheel brings, which say how it was compiled."""
@@ -51,8 +87,10 @@ class Base:
 def get(release: str, cache: Path) -> Base:
     """The base of `release` for the running Python, from `cache` (a folder) or downloaded into it.
 
-    `release` is a version of torch (`2.13.0`), or the path of a wheel.
+    `release` is a version of torch (`2.13.0`), the path of a wheel, or `installed`.
     """
+    if release == INSTALLED:
+        return _installed()
     if release.endswith(".whl"):
         wheel = Path(release)
         if not wheel.is_file():
@@ -65,10 +103,28 @@ def get(release: str, cache: Path) -> Base:
             )
         wheel = _find(release, cache) or _download(release, cache)
     folder = cache / wheel.stem
-    if not (folder / ".complete").exists():
+    if not (folder / UNPACKED).exists():
         with step(f"unpack {wheel.name}"):
             _unpack(wheel, folder)
-    return Base(wheel, folder)
+    return Base(folder)
+
+
+def _installed() -> Base:
+    """The first pristine torch on the path of the running Python."""
+    for found in metadata.distributions(name="torch"):
+        if is_grafted(str(found.version)):
+            continue
+        folder = Path(found.locate_file(""))
+        what = f"torch {found.version} in {folder}"
+        if "torch/version.py," not in (found.read_text("RECORD") or ""):
+            raise ForkError(f"{what}: not installed from a wheel: no RECORD has its files")
+        base = Base(folder)
+        base.name = f"torch-{base.version}-{_tag()}-{INSTALLED}"  # +cu130 is in no dist-info's name
+        known = [r["torch"] for r in RELEASES]
+        if str(base.upstream.release) not in known:
+            raise ForkError(f"{what}: not a release that the fork knows: {', '.join(known)}")
+        return base
+    raise ForkError(f"no pristine torch is installed for {sys.executable}: name a release, BASE=")
 
 
 def _tag() -> str:
@@ -127,7 +183,10 @@ def _unpack(wheel: Path, folder: Path) -> None:
     try:
         with WheelFile(wheel) as packed:  # compares every file with its hash in RECORD
             packed.extractall(partial)
-        (partial / ".complete").touch()
+            for info in packed.infolist():
+                if info.external_attr >> 16 & 0o111:
+                    (partial / info.filename).chmod(0o755)
+        (partial / UNPACKED).touch()
     except (WheelError, zipfile.BadZipFile) as e:
         wheel.unlink()
         raise ForkError(f"{wheel.name}: broken ({e}); removed it, so run this again") from None

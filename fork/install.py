@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
+from fork.bootstrap import BORROWED
 from fork.console import run, step
 from fork.errors import ForkError
+from fork.graft import UPSTREAM_LIBRARY
 
 UNDER_WAY = "installing"
 
@@ -28,9 +31,27 @@ def install(wheel: Path, fingerprint: str, venv: Path) -> None:
         log = venv / "attn-install.log"
         wrong = f"{wheel.name} cannot be installed in {venv}"
         # The version stays the same from one graft to the next, so pip must be told to replace it.
-        run([*pip, "--force-reinstall", "--no-deps", wheel], log, wrong)
-        run([*pip, wheel], log, wrong)
+        run([*pip, "--no-index", "--force-reinstall", "--no-deps", wheel], log, wrong)
+        if (site / BORROWED).exists():
+            link_libraries(site)  # what torch needs beside itself is there, or nowhere
+        else:
+            run([*pip, wheel], log, wrong)
         stamp.write_text(fingerprint)
+
+
+def link_libraries(site: Path) -> None:
+    """Puts links beside torch to the borrowed packages whose libraries it loads by their place.
+
+    They are NVIDIA's: the base's libtorch.so has all these places in its RPATH.
+    """
+    rpath = (site / "torch" / "lib" / UPSTREAM_LIBRARY).read_bytes()
+    for name in {n.decode() for n in re.findall(rb"\$ORIGIN/\.\./\.\./(\w+)", rpath)}:
+        link = site / name
+        if link.is_symlink():
+            link.unlink()
+        for place in (site / BORROWED).read_text().splitlines():
+            if not link.exists() and (found := Path(place) / name).is_dir():
+                link.symlink_to(found)
 
 
 def clear(site: Path) -> None:

@@ -6,6 +6,7 @@ import email.parser
 import email.policy
 import re
 import shutil
+import stat
 import sysconfig
 import zipfile
 from pathlib import Path
@@ -23,50 +24,37 @@ def pack(base: Base, stage: Path, into: Path, compress: bool) -> Path:
     Without `compress` the files are stored: for installing at once, in a tenth of the time.
     """
     version = base.grafted_version
-    with zipfile.ZipFile(base.wheel) as old:
-        infos = [i for i in old.infolist() if not i.is_dir()]
-        dist_info = next(
-            i.filename.split("/")[0] for i in infos if i.filename.endswith(".dist-info/WHEEL")
-        )
-        tags = base.wheel.stem.split("-")[-3:-1]
-        platform = re.sub(r"[-.]", "_", sysconfig.get_platform())  # linked here, so no manylinux
-        tag = "-".join([*tags, platform])
-        name = f"torch-{version}-{tag}.whl"
-        changed = {path: stage / path for path in files_under(stage)}
-        changed_meta = {
-            f"{dist_info}/METADATA": lambda text: header(text, Version=version),
-            f"{dist_info}/WHEEL": lambda text: header(text, Tag=tag, Generator="fork.pack"),
-            "torch/version.py": lambda text: text.replace(f"'{base.version}'", f"'{version}'", 1),
-        }
-        shutil.rmtree(into, ignore_errors=True)
-        partial = into.with_name(into.name + ".partial")
+    dist_info = base.dist_info.name
+    platform = re.sub(r"[-.]", "_", sysconfig.get_platform())  # linked here, so no manylinux
+    tag = f"{base.tags}-{platform}"
+    name = f"torch-{version}-{tag}.whl"
+    changed = {path: stage / path for path in files_under(stage)}
+    changed_meta = {
+        f"{dist_info}/METADATA": lambda text: header(text, Version=version),
+        f"{dist_info}/WHEEL": lambda text: header(text, Tag=tag, Generator="fork.pack"),
+        "torch/version.py": lambda text: text.replace(f"'{base.version}'", f"'{version}'", 1),
+    }
+    shutil.rmtree(into, ignore_errors=True)
+    partial = into.with_name(into.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    how = zipfile.ZIP_DEFLATED if compress else zipfile.ZIP_STORED
+    try:
+        with WheelFile(partial / name, "w", compression=how) as new:  # writes RECORD
+            for path in dict.fromkeys([*base.files(), *sorted(changed)]):
+                old = base.folder / path
+                data = changed.get(path, old).read_bytes()
+                if path in changed_meta:
+                    data = changed_meta[path](data.decode()).encode()
+                runs = path.endswith(".so") or old.exists() and old.stat().st_mode & stat.S_IXUSR
+                path = path.replace(dist_info, f"torch-{version}.dist-info", 1)
+                place = zipfile.ZipInfo(path, (2020, 1, 1, 0, 0, 0))
+                place.external_attr = (stat.S_IFREG | (0o755 if runs else 0o644)) << 16
+                place.compress_type = how
+                new.writestr(place, data)
+    except OSError as e:
         shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        how = zipfile.ZIP_DEFLATED if compress else zipfile.ZIP_STORED
-        try:
-            with WheelFile(partial / name, "w", compression=how) as new:  # writes RECORD
-
-                def add(path: str, data: bytes, date: tuple, mode: int) -> None:
-                    place = zipfile.ZipInfo(path, date)
-                    place.external_attr = mode
-                    place.compress_type = how
-                    new.writestr(place, data)
-
-                for info in infos:
-                    path = info.filename
-                    if path.endswith((".dist-info/RECORD", ".dist-info/RECORD.jws")):
-                        continue
-                    data = changed.pop(path).read_bytes() if path in changed else old.read(info)
-                    if path in changed_meta:
-                        data = changed_meta[path](data.decode()).encode()
-                    path = path.replace(dist_info, f"torch-{version}.dist-info", 1)
-                    add(path, data, info.date_time, info.external_attr)
-                for path, file in sorted(changed.items()):
-                    mode = (0o755 if path.endswith(".so") else 0o644) << 16
-                    add(path, file.read_bytes(), (2020, 1, 1, 0, 0, 0), mode)
-        except OSError as e:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise ForkError(f"the wheel cannot be written: {e}") from None
+        raise ForkError(f"the wheel cannot be written: {e}") from None
     partial.rename(into)
     return into / name
 

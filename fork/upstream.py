@@ -32,6 +32,10 @@ def wheel_place(path: str) -> str | None:
     return None
 
 
+def is_grafted(version: str) -> bool:
+    return version.endswith((".attn", "+attn"))
+
+
 class Upstream:
     """One pristine PyTorch, addressed by the paths of its source tree."""
 
@@ -50,7 +54,7 @@ class Upstream:
                 f"{root}: not PyTorch: neither a source tree (aten/, version.txt), "
                 "nor a folder with an unpacked or installed torch/, nor a .whl file"
             )
-        if ".attn" in self.version:
+        if is_grafted(self.version):
             raise ForkError(f"{root}: not pristine: it is torch {self.version}, already grafted")
 
     @cached_property

@@ -2,8 +2,9 @@
 
     python benchmarks/attn/bench.py                        # the whole table
     python benchmarks/attn/bench.py --only n=1024 --quick  # a part of it
+    python benchmarks/attn/bench.py --device cuda          # the table for a GPU
 
-Writes cpu.json, cpu.md and a plot into the folder --out.
+Writes cpu.json or cuda.json, cpu.md and a plot into the folder --out.
 """
 
 import gc
@@ -13,16 +14,19 @@ import platform
 import re
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Optional
 
 import click
+import gpu
 import memory
 import report
 import roofline
-from cases import ATTN, Case, CASES, COMPILE, EAGER, JAX, MODES, rows, SHORT
+from cases import ATTN, Case, COMPILE, CPU, EAGER, JAX, MODES, rows, SHORT, TABLES
 from contenders import Absent, as_tensors, disagreement, Problem, RUNS
-from measure import BLOCK, interleaved
+from measure import Clock, host_clock, interleaved
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -90,9 +94,16 @@ def find_jax() -> bool:
     return True
 
 
-def run_row(case: Case, mode: str, names: list[str], threads: int, **timing) -> dict:
+def first_line(e: Exception) -> str:
+    return (str(e).strip().splitlines() or [""])[0]
+
+
+def run_row(
+    case: Case, mode: str, device: str, names: list[str], clock: Clock, **timing
+) -> dict:
     """Times of everyone who can take part and agrees with eager."""
-    problem = Problem(case, mode)
+    gpu.allow_tf32(case.tf32)
+    problem = Problem(case, mode, device)
     runs, absent = {}, {}
     expected = as_tensors(RUNS[EAGER](problem)())
     for name in names:
@@ -102,20 +113,22 @@ def run_row(case: Case, mode: str, names: list[str], threads: int, **timing) -> 
                 raise Absent(wrong)
             runs[name] = run
         except Exception as e:  # the others can be measured all the same
-            words = (str(e).strip().splitlines() or [""])[0]
+            words = first_line(e)
             absent[name] = (
                 words if isinstance(e, Absent) else f"{type(e).__name__}: {words}"
             )
     del expected
     gc.collect()
-    times = interleaved(runs, threads, **timing)
+    times = interleaved(runs, clock, **timing)
     sizes = {x: getattr(case, x) for x in ("batch", "m", "n", "d", "e")}
     return {
         "case": case.name,
         "dtype": case.dtype,
         **sizes,
         "attn_bytes": case.attn_bytes,
+        "tf32": case.tf32,
         "mode": mode,
+        "clock": clock.name,
         "target": case.targets.get(mode, report.ANY)._asdict(),
         "seconds": {
             name: [float(f"{x:.5g}") for x in by_round]
@@ -132,13 +145,15 @@ def limit(row: dict, peaks: Optional[roofline.Peaks], case: Case) -> None:
     row["pages"] = peaks and peaks.pages_seconds(case)
 
 
-def scratch(case: Case, mode: str, names: list[str], threads: int) -> dict[str, int]:
+def scratch(
+    case: Case, mode: str, names: list[str], peak: Callable[[Case, str, str], int]
+) -> dict[str, int]:
     """The memory of attn and of eager, where it is large enough to be measured."""
     if mode == "forward" or case.attn_bytes < memory.LEAST:
         return {}
     who = [name for name in (ATTN, EAGER) if name in names]
     try:
-        return {name: memory.peak(case.name, mode, name, threads) for name in who}
+        return {name: peak(case, mode, name) for name in who}
     except memory.NoMemory as e:
         console.print(f"no memory: {e}", markup=False)
         return {}
@@ -151,7 +166,31 @@ def pattern(ctx, param, value: str) -> re.Pattern:
         raise click.BadParameter(f"no regular expression: {e}") from None
 
 
+class Cpu:
+    """What is timed on the CPU, and how."""
+
+    SECONDS = 3.0
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+
+    def clock(self, case: Case) -> Clock:
+        return host_clock(self.threads, CPU)
+
+    def about(self) -> dict:
+        return {}
+
+    def peaks(self) -> roofline.Peaks:
+        return roofline.measure(self.threads)
+
+    def scratch(self, case: Case, mode: str, contender: str) -> int:
+        return memory.peak(case.name, mode, contender, self.threads)
+
+
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--device", type=click.Choice(list(TABLES)), default="cpu", show_default=True
+)
 @click.option(
     "--only",
     default="",
@@ -163,6 +202,11 @@ def pattern(ctx, param, value: str) -> re.Pattern:
 @click.option("--threads", type=click.IntRange(1), default=torch.get_num_threads())
 @click.option("--rounds", type=click.IntRange(1), help="[default: as time permits]")
 @click.option("--quick", is_flag=True, help="A fifth of the time per case.")
+@click.option(
+    "--minutes",
+    type=click.FloatRange(0, min_open=True),
+    help="Begin no further case after so long.",
+)
 @click.option("--no-jax", is_flag=True)
 @click.option("--no-compile", is_flag=True)
 @click.option(
@@ -171,29 +215,52 @@ def pattern(ctx, param, value: str) -> re.Pattern:
     default="build/bench",
     show_default=True,
 )
-def main(only, dtypes, modes, threads, rounds, quick, no_jax, no_compile, out) -> None:
+def main(
+    device,
+    only,
+    dtypes,
+    modes,
+    threads,
+    rounds,
+    quick,
+    minutes,
+    no_jax,
+    no_compile,
+    out,
+) -> None:
     """Measure torch.attn beside eager, torch.compile, an autograd.Function and JAX."""
+    until = time.monotonic() + 60 * minutes if minutes else float("inf")
+    table = TABLES[device]
     wanted = [
         (case, mode)
-        for case, mode in rows(CASES)
+        for case, mode in rows(table)
         if only.search(case.name)
         and (not dtypes or case.dtype in dtypes)
         and (not modes or mode in modes)
     ]
     if not wanted:
         raise click.UsageError("no case of the table fits")
-    use_threads(threads)
-    with_jax = not no_jax and find_jax()
+    on_cpu = device == "cpu"
+    if on_cpu:
+        use_threads(threads)
+        place = Cpu(threads)
+    elif torch.cuda.is_available():
+        place = gpu.Gpu()
+    else:
+        raise click.UsageError("torch sees no GPU (torch.cuda.is_available() is false)")
+    with_jax = on_cpu and not no_jax and find_jax()
     left_out = {JAX: not with_jax, COMPILE: no_compile}
     names = [name for name in RUNS if not left_out.get(name)]
-    timing = {
-        "rounds": rounds or 0,
-        "seconds": 0.5 if quick else 3,
-        "block": BLOCK / 5 if quick else BLOCK,
+    share = 0.2 if quick else 1
+    timing = {"rounds": rounds or 0, "seconds": share * place.SECONDS}
+    result = {
+        "device": device,
+        "machine": machine(threads, with_jax) | place.about(),
+        "rows": [],
+        "unmeasured": {},  # why, by row
     }
-    result = {"machine": machine(threads, with_jax), "rows": []}
     try:
-        peaks = roofline.measure(threads)
+        peaks = place.peaks()
     except roofline.NoRoofline as e:
         console.print(f"no roofline: {e}", markup=False)
         peaks = None
@@ -207,9 +274,22 @@ def main(only, dtypes, modes, threads, rounds, quick, no_jax, no_compile, out) -
         task = progress.add_task("", total=len(wanted))
         try:
             for case, mode in wanted:
-                progress.update(task, description=f"{case.name} {mode}")
-                row = run_row(case, mode, names, threads, **timing)
-                row["scratch"] = scratch(case, mode, list(row["seconds"]), threads)
+                title = f"{case.name} {mode}"
+                progress.update(task, description=title)
+                if time.monotonic() > until:
+                    result["unmeasured"][title] = report.TOO_LATE
+                    continue
+                clock = place.clock(case)
+                clock = clock._replace(block=share * clock.block)
+                try:
+                    row = run_row(case, mode, device, names, clock, **timing)
+                    who = list(row["seconds"])
+                    row["scratch"] = scratch(case, mode, who, place.scratch)
+                except RuntimeError as e:
+                    # A GPU has no memory left, or a kernel spoiled it for good.
+                    result["unmeasured"][title] = first_line(e)
+                    console.print(f"{title}: {first_line(e)}", markup=False)
+                    continue
                 limit(row, peaks, case)
                 result["rows"].append(row)
                 console.print(report.line(row), markup=False)
@@ -219,17 +299,22 @@ def main(only, dtypes, modes, threads, rounds, quick, no_jax, no_compile, out) -
         except KeyboardInterrupt:
             console.print("stopped: the report is of what was measured")
     if peaks:
-        peaks = peaks.best(roofline.measure(threads))
-        by_name = {case.name: case for case in CASES}
+        try:
+            peaks = peaks.best(place.peaks())
+        except RuntimeError as e:  # the GPU is spoiled
+            console.print(f"no second roofline: {first_line(e)}", markup=False)
+        by_name = {case.name: case for case in table}
         for row in result["rows"]:
             limit(row, peaks, by_name[row["case"]])
         result["peaks"] = peaks.as_dict()
     written = report.write(result, out)
+    console.print(report.unmeasured(result), markup=False, end="")
     console.print(report.verdict(result["rows"]), markup=False)
     console.print(f"{out}: {', '.join(written)}", markup=False)
     if not report.PLOTS:
         console.print("no matplotlib: there is no plot (pip install matplotlib)")
-    sys.exit(any(ATTN in row["absent"] for row in result["rows"]))
+    spoiled = set(result["unmeasured"].values()) - {report.TOO_LATE}
+    sys.exit(bool(spoiled) or any(ATTN in row["absent"] for row in result["rows"]))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,9 @@ TITLES = {
     JAX: "jax.jit",
 }
 
+# What tells the time: on a GPU the host only where that is what a caller waits for.
+CPU, HOST, EVENTS = "cpu", "host", "events"
+
 # The share of the machine that others may take in a round of measurements.
 QUIET = 0.05
 
@@ -32,12 +35,20 @@ SIZES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
 MODES = ("forward", "step", "both")
 
 
+# On a GPU, a forward that moves fewer bytes than this waits for the host, not for the GPU.
+LAUNCH_BOUND = 1 << 20
+
+
 class Work(NamedTuple):
     """What one pass needs at least: each value read once, each result written once."""
 
     flops: int
     read: int  # bytes
     written: int
+
+    @property
+    def moved(self) -> int:
+        return self.read + self.written
 
 
 class Target(NamedTuple):
@@ -59,6 +70,7 @@ class Case:
     batch: int = 0  # 0 is a plain matrix
     targets: dict[str, Target] = field(default_factory=dict, hash=False)
     modes: tuple[str, ...] = ("forward", "step")
+    tf32: bool = False  # matmul may round float32 to TF32
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "m", self.m or self.n)
@@ -66,7 +78,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        words = [SHORT[self.dtype]]
+        words = ["tf32" if self.tf32 else SHORT[self.dtype]]
         if self.batch:
             words.append(f"{self.batch}x")
         if self.m != self.n:
@@ -75,6 +87,15 @@ class Case:
         if self.e != self.d:
             words.append(f"e={self.e}")
         return " ".join(words)
+
+    @property
+    def arithmetic(self) -> str:
+        """Whose peak limits the products."""
+        return "tf32" if self.tf32 else self.dtype
+
+    @property
+    def launch_bound(self) -> bool:
+        return self.passes("forward")[0].moved < LAUNCH_BOUND
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -163,6 +184,39 @@ CASES = (
     Case("float16", 256),
     Case("float16", 2048),
 )  # fmt: skip
+
+# The most important first, as the time may be short.
+CUDA_CASES = (
+    Case("bfloat16", 4096, batch=16, modes=MODES, targets={
+        "forward": Target(4, 1.7, roofline=0.7),
+        "step": Target(3, 1.7, roofline=0.5, scratch=0.02),
+    }),
+    Case("float32", 8192, targets={
+        "forward": Target(2, 1.3, roofline=0.6),
+        "step": Target(scratch=0.02),
+    }),
+    Case("bfloat16", 128, targets={"forward": Target(2, 1)}),
+    # the other dtypes
+    Case("float16", 4096, batch=16),
+    Case("float32", 8192, tf32=True),
+    Case("float64", 4096),
+    # over n
+    Case("bfloat16", 8192),
+    Case("bfloat16", 2048),
+    Case("bfloat16", 512),
+    # one query, tall, wide, wider, odd
+    Case("bfloat16", 16384, m=1, batch=16),
+    Case("bfloat16", 128, m=65536),
+    Case("bfloat16", 65536, m=128),
+    Case("bfloat16", 4096, d=128, batch=16),
+    Case("bfloat16", 1023, d=63, e=65, batch=16),
+    # small ones, and the rest of the curve over n
+    Case("float32", 128),
+    Case("bfloat16", 64, batch=64),
+    Case("bfloat16", 16384),
+)  # fmt: skip
+
+TABLES = {"cpu": CASES, "cuda": CUDA_CASES}
 
 
 def rows(cases: tuple[Case, ...] = CASES) -> Iterator[tuple[Case, str]]:

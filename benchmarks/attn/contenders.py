@@ -29,13 +29,13 @@ def composed(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 class Problem:
     """The inputs of a case, and the gradients that its mode has."""
 
-    def __init__(self, case: Case, mode: str) -> None:
+    def __init__(self, case: Case, mode: str, device: str = "cpu") -> None:
         self.case, self.mode = case, mode
         dtype = getattr(torch, case.dtype)
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator(device).manual_seed(0)
 
         def normal(shape: tuple[int, ...]) -> Tensor:
-            return torch.randn(shape, generator=generator).to(dtype)
+            return torch.randn(shape, generator=generator, device=device).to(dtype)
 
         # Scores of variance 1: tanh neither linear nor saturated.
         scales = case.d**-0.25, case.d**-0.25, 1

@@ -2,17 +2,27 @@
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from cases import QUIET
+from cases import HOST, QUIET
 from contenders import Run
 
 from torch.utils.benchmark import Timer
 
 
 BLOCK = 0.05  # seconds that one block of calls takes, where a call is shorter
+
+
+class Clock(NamedTuple):
+    """What times the calls of a row."""
+
+    name: str
+    timer: Callable[
+        [Run], Any
+    ]  # what it makes has a Timer's blocked_autorange and timeit
+    block: float
 
 
 class Times(NamedTuple):
@@ -41,6 +51,15 @@ class Others:
         return max(0.0, (whole - idle - own) / whole) if whole else 0.0
 
 
+def host_clock(threads: int, name: str = HOST) -> Clock:
+    """The host's own, around a block of calls; a GPU is waited for after the block only."""
+
+    def timer(run: Run) -> Timer:
+        return Timer("run()", globals={"run": run}, num_threads=threads)
+
+    return Clock(name, timer, BLOCK)
+
+
 def rotations(names: Sequence[str], rounds: int) -> list[list[str]]:
     """The order of each round: everyone is first in turn, and follows everyone."""
     orders = []
@@ -51,7 +70,7 @@ def rotations(names: Sequence[str], rounds: int) -> list[list[str]]:
     return orders
 
 
-def block_mean(timer: Timer, number: int, limit: float) -> float:
+def block_mean(timer: Any, number: int, limit: float) -> float:
     """Seconds per call, of `number` calls unless these take longer than `limit`.
 
     While another process holds a core, a call that waits for its threads can take a thousand
@@ -66,22 +85,24 @@ def block_mean(timer: Timer, number: int, limit: float) -> float:
 
 def interleaved(
     runs: Mapping[str, Run],
-    threads: int,
+    clock: Clock,
     *,
     seconds: float,
     rounds: int = 0,
-    block: float = BLOCK,
 ) -> Times:
     """One block of calls of each in every round.
 
     So many rounds as fit in `seconds`, but from 5 to 25, unless `rounds` says. Where others
     disturb, twice as many, of which the quietest count: whatever their times are.
     """
+    if not runs:
+        return Times({}, 0.0)
+    block = clock.block
     timers, numbers, cost = {}, {}, 0.0
     for name, run in runs.items():
-        timer = Timer("run()", globals={"run": run}, num_threads=threads)
-        once = timer.blocked_autorange(min_run_time=block).median
-        timers[name], numbers[name] = timer, max(1, round(block / once))
+        timers[name] = clock.timer(run)
+        once = timers[name].blocked_autorange(min_run_time=block).median
+        numbers[name] = max(1, round(block / once))
         cost += once * (numbers[name] + 2)  # Timer warms up with two calls or 1 %
     rounds = rounds or min(25, max(5, round(seconds / cost)))
     found: list[tuple[float, dict[str, float]]] = []

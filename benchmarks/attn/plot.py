@@ -20,6 +20,7 @@ LOOKS = {
     JAX: ("#1a9e77", "v"),
 }
 GROUNDS = {"": ("#ffffff", "#1f2328"), "-dark": ("#0d1117", "#e6edf3")}
+OVER_N = {"cpu": "float32", "cuda": "bfloat16"}  # whose times are drawn
 STYLES = {"forward": "-", "step": "--"}
 
 
@@ -56,6 +57,7 @@ def series(rows: list[report.Row], dtype: str, mode: str) -> list[report.Row]:
         and row["m"] == row["n"]
         and row["d"] == row["e"] == 64
         and not row["batch"]
+        and not row.get("tf32")
     ]
     return sorted(found, key=lambda row: row["n"])
 
@@ -80,13 +82,13 @@ def rooflines(axes: Axes, rows: list[report.Row]) -> None:
             if points:
                 label = f"{SHORT[dtype]} {mode}"
                 axes.plot(*zip(*points), style, marker=".", color=color, label=label)
-    axes.set_ylim(0, 1)
+    axes.set_ylim(0, max(1, axes.get_ylim()[1]))
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     over_n(axes, "torch.attn: percent of the roofline")
 
 
-def times(axes: Axes, rows: list[report.Row], mode: str) -> None:
-    found = series(rows, "float32", mode)
+def times(axes: Axes, rows: list[report.Row], dtype: str, mode: str) -> None:
+    found = series(rows, dtype, mode)
     for who, (color, marker) in LOOKS.items():
         points = [
             (r["n"], median(r["seconds"][who])) for r in found if who in r["seconds"]
@@ -104,7 +106,7 @@ def times(axes: Axes, rows: list[report.Row], mode: str) -> None:
         axes.plot(*zip(*limit), ":", label="roofline")
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(FuncFormatter(lambda x, _: report.duration(x)))
-    over_n(axes, f"Time of a {mode}, fp32")
+    over_n(axes, f"Time of a {mode}, {SHORT[dtype]}")
 
 
 def draw(result: dict) -> Figure:
@@ -120,6 +122,7 @@ def draw(result: dict) -> Figure:
     marks = [
         left.plot([], [], LOOKS[who][1], color=LOOKS[who][0], label=TITLES[who])[0]
         for who in report.OTHERS
+        if any(who in row["seconds"] for row in rows)
     ]
     marks += left.plot([], [], "|", color="gray", markersize=12, label="target")
     upper.legend(
@@ -127,8 +130,9 @@ def draw(result: dict) -> Figure:
     )
     first, second, third = lower.subplots(1, 3)
     rooflines(first, rows)
-    times(second, rows, "forward")
-    times(third, rows, "step")
+    dtype = OVER_N[report.device_of(result)]
+    times(second, rows, dtype, "forward")
+    times(third, rows, dtype, "step")
     for axes in figure.axes:
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
@@ -164,10 +168,10 @@ def write(result: dict, out: Path) -> list[str]:
     for suffix, (ground, ink) in GROUNDS.items():
         with matplotlib.rc_context(settings(ground, ink)):
             figure = draw(result)
-            name = f"{report.NAME}{suffix}.svg"
+            name = f"{report.device_of(result)}{suffix}.svg"
             figure.savefig(out / name, metadata={"Date": None})
             written.append(name)
             if not suffix:
-                written.append(f"{report.NAME}.png")
+                written.append(f"{report.device_of(result)}.png")
                 figure.savefig(out / written[-1], dpi=90)
     return written

@@ -1,6 +1,6 @@
 """What the times say: ratios, targets, a table and a plot. Made of the JSON alone.
 
-`report.py FOLDER` makes the table and the plot of FOLDER/cpu.json again.
+`report.py FOLDER` makes the table and the plot of FOLDER/cpu.json and cuda.json again.
 """
 
 import importlib.util
@@ -15,10 +15,12 @@ from cases import (
     COMPILE,
     EAGER,
     FUNCTION,
+    HOST,
     JAX,
     MODES,
     QUIET,
     SHORT,
+    TABLES,
     Target,
     TITLES,
 )
@@ -26,7 +28,7 @@ from cases import (
 
 PLOTS = importlib.util.find_spec("matplotlib") is not None
 
-NAME = "cpu"  # of the files
+TOO_LATE = "no time was left"
 
 Row = dict[str, Any]
 
@@ -36,19 +38,36 @@ ROOFLINE, SCRATCH = "roofline", "scratch"
 COLUMNS = (*OTHERS, ROOFLINE, SCRATCH)
 
 HEAD = """\
-# torch.attn on a CPU
+# torch.attn on a {title}
 
 {machine}
 
-{peaks}Each figure is of so many rounds, in each of which all take a turn, in rotated order: the median time of \
+{peaks}{clock}Each figure is of so many rounds, in each of which all take a turn, in rotated order: the median time of \
 `torch.attn`, and how many times as fast it was as the others, the median of the rounds' ratios. In parentheses: what \
 is aimed at. *roofline*: how much of the speed that the machine's peaks allow, at which the multiply-adds of the matrix \
-products or the bytes that must move would take all the time; *with pages*: of what they allow where the system has to \
-provide zeroed pages for `attn` too, as it has for tensors of 32 MiB and more, which malloc doesn't keep. *scratch*: \
-the peak of memory above inputs, outputs and gradients, as a fraction of `attn`; eager's beside it.
+products or the bytes that must move would take all the time{roofline}. *scratch*: the peak of memory above inputs, \
+outputs and gradients, as a fraction of `attn`; eager's beside it.
 
 {verdict}
 """
+# What a device's report says besides: how it is called, how it was timed, what its roofline is.
+WORDS = {
+    "cpu": {
+        "title": "CPU",
+        "clock": "",
+        "roofline": """; *with pages*: of what they allow where the system has to provide zeroed pages for `attn` too, as \
+it has for tensors of 32 MiB and more, which malloc doesn't keep""",
+    },
+    "cuda": {
+        "title": "GPU",
+        "clock": """Times are the GPU's own: CUDA events around each call, before which the L2 cache was flushed and the \
+call queued, so that the GPU doesn't wait for the host. A time marked *host* is of a small case, which does: the host's time per call, \
+of a block of calls after which it waits for the GPU. *tf32* is float32 where matmul may round to TF32; *fp32* where it may not. """,
+        "roofline": """, forward and backward one after the other. Peaks are those of torch's own products, fills, sums and \
+copies; more than 100% is possible: in fp32 for a kernel that multiplies on tensor cores, which torch's product does not, and for what \
+stays in the L2 cache""",
+    },
+}
 
 TITLES_OF_MODES = {
     "forward": "Forward",
@@ -147,7 +166,9 @@ def duration(seconds: float) -> str:
 
 def time(row: Row) -> str:
     ours = row["seconds"].get(ATTN)
-    return duration(median(ours)) if ours else "-"
+    if not ours:
+        return "-"
+    return duration(median(ours)) + (" host" if row.get("clock") == HOST else "")
 
 
 def line(row: Row) -> str:
@@ -176,6 +197,22 @@ def disturbances(rows: list[Row]) -> str:
     return f"\nOther processes took more than {QUIET:.0%} of the machine in: {', '.join(found)}.\n"
 
 
+def device_of(result: dict) -> str:
+    """Which of TABLES was measured, and what its files are called."""
+    return result.get("device", "cpu")  # none in those of older results
+
+
+def unmeasured(result: dict) -> str:
+    """The rows that were not measured: a line for each reason."""
+    by_reason: dict[str, list[str]] = {}
+    for row, why in result.get("unmeasured", {}).items():
+        by_reason.setdefault(why, []).append(row)
+    return "".join(
+        f"not measured, as {why}: {', '.join(rows)}\n"
+        for why, rows in by_reason.items()
+    )
+
+
 def verdict(rows: list[Row]) -> str:
     missed = [
         f"{row['case']} {row['mode']} {what}"
@@ -190,7 +227,17 @@ def verdict(rows: list[Row]) -> str:
 
 def describe(about: dict) -> str:
     """The machine in one line."""
-    parts = [f"{about['cpu']}, {about['threads']} of {about['cores']} cores"]
+    parts = []
+    if "gpu" in about:
+        parts += [
+            f"{about['gpu']}, {about['multiprocessors']} SMs of {about['capability']}",
+            f"memory {about['memory'] / 2**30:.0f} GiB",
+            f"L2 {about['l2'] / 2**20:.0f} MiB",
+            f"CUDA {about['cuda']}",
+        ]
+        if "driver" in about:
+            parts.append(f"driver {about['driver']}")
+    parts += [f"{about['cpu']}, {about['threads']} of {about['cores']} cores"]
     parts += [f"{name} {size}" for name, size in about["caches"].items()]
     parts += [about["isa"], f"huge pages: {about['huge pages']}"]
     for name in ("python", "torch", "jax"):
@@ -200,17 +247,22 @@ def describe(about: dict) -> str:
 
 
 def describe_peaks(peaks: dict) -> str:
-    flops = ", ".join(
-        f"{SHORT[dtype]} {x / 1e9:.0f}" for dtype, x in peaks["flops"].items()
-    )
-    lines = [f"Measured peaks in GFLOP/s: {flops}. In GB/s, by the working set:\n"]
+    by_kind = peaks["flops"].items()
+    unit, scale = ("T", 1e12) if max(peaks["flops"].values()) > 1e13 else ("G", 1e9)
+    flops = ", ".join(f"{SHORT.get(kind, kind)} {x / scale:.0f}" for kind, x in by_kind)
+    lines = [f"Measured peaks in {unit}FLOP/s: {flops}. In GB/s, by the working set:\n"]
     kinds = list(peaks["bandwidth"])
     sizes = sorted({int(size) for by in peaks["bandwidth"].values() for size in by})
-    lines.append(f"| | {' | '.join(f'{size >> 10} KiB' for size in sizes)} |")
+    of_size, shift = ("MiB", 20) if min(sizes) >= 1 << 20 else ("KiB", 10)
+    heads = [f"{size >> shift} {of_size}" for size in sizes]
+    lines.append(f"| | {' | '.join(heads)} |")
     lines.append("| --- |" + " ---: |" * len(sizes))
     for kind in kinds:
         by_size = {int(size): x for size, x in peaks["bandwidth"][kind].items()}
-        cells = [f"{by_size[s] / 1e9:.3g}" if s in by_size else "" for s in sizes]
+        rates = [by_size[size] / 1e9 if size in by_size else None for size in sizes]
+        cells = [
+            "" if x is None else f"{x:.0f}" if x >= 1000 else f"{x:.3g}" for x in rates
+        ]
         lines.append(f"| {kind} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n\n"
 
@@ -218,11 +270,13 @@ def describe_peaks(peaks: dict) -> str:
 def markdown(result: dict) -> str:
     peaks = result.get("peaks")
     text = HEAD.format(
+        **WORDS[device_of(result)],
         machine=describe(result["machine"]),
         peaks=describe_peaks(peaks) if peaks else "",
         verdict=verdict(result["rows"]),
     )
     text += disturbances(result["rows"])
+    text += "".join(f"\n{line}\n" for line in unmeasured(result).splitlines())
     text += "".join(f"\n{why}\n" for row in result["rows"] for why in left_out(row))
     for mode in MODES:
         rows = [row for row in result["rows"] if row["mode"] == mode]
@@ -241,9 +295,9 @@ def markdown(result: dict) -> str:
 def write(result: dict, out: Path) -> list[str]:
     """The files, by name, that it wrote into the folder `out`."""
     out.mkdir(parents=True, exist_ok=True)
-    (out / f"{NAME}.json").write_text(json.dumps(result, indent=1) + "\n")
-    (out / f"{NAME}.md").write_text(markdown(result))
-    written = [f"{NAME}.json", f"{NAME}.md"]
+    written = [f"{device_of(result)}{suffix}" for suffix in (".json", ".md")]
+    (out / written[0]).write_text(json.dumps(result, indent=1) + "\n")
+    (out / written[1]).write_text(markdown(result))
     if PLOTS and result["rows"]:
         import plot
 
@@ -253,4 +307,6 @@ def write(result: dict, out: Path) -> list[str]:
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    write(json.loads((folder / f"{NAME}.json").read_text()), folder)
+    for device in TABLES:
+        if (file := folder / f"{device}.json").exists():
+            write(json.loads(file.read_text()), folder)

@@ -1,4 +1,4 @@
-"""The least time that this machine could take: its peaks, measured by peaks.cpp."""
+"""The least time that this machine could take: its peaks, a CPU's measured by peaks.cpp."""
 
 import os
 import shlex
@@ -25,7 +25,7 @@ class NoRoofline(Exception):
 
 @dataclass
 class Peaks:
-    flops: dict[str, float]  # by dtype, per second
+    flops: dict[str, float]  # by dtype or tf32, per second
     bandwidth: dict[str, dict[int, float]]  # by kind and working set, bytes per second
 
     @classmethod
@@ -60,21 +60,22 @@ class Peaks:
                 found.append(by_size[max(held, default=min(by_size))])
         return max(found)
 
-    def pass_seconds(self, dtype: str, work: Work) -> float:
+    def pass_seconds(self, arithmetic: str, work: Work) -> float:
         """The larger of the time to compute and the time to move."""
-        moved = work.read + work.written
+        moved = work.moved
         return max(
-            work.flops / self.flops.get(dtype, self.flops["float32"]),
+            work.flops / self.flops.get(arithmetic, self.flops["float32"]),
             work.written / self.at("store", moved),
             moved / max(self.at(kind, moved) for kind in ("read", "store", "copy")),
         )
 
     def seconds(self, case: Case, mode: str) -> float:
-        return sum(self.pass_seconds(case.dtype, work) for work in case.passes(mode))
+        passes = case.passes(mode)
+        return sum(self.pass_seconds(case.arithmetic, work) for work in passes)
 
     def pages_seconds(self, case: Case) -> float:
         """What attn takes longer where the system has to provide its pages first."""
-        if case.attn_bytes < NEVER_KEPT:
+        if case.attn_bytes < NEVER_KEPT or "fresh" not in self.bandwidth:
             return 0.0
         fresh, store = (self.at(x, case.attn_bytes) for x in ("fresh", "store"))
         return max(0.0, case.attn_bytes / fresh - case.attn_bytes / store)

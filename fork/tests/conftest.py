@@ -80,9 +80,26 @@ def wheel(tmp_path):
     return path
 
 
+def record(*paths: str) -> dict[str, str]:
+    return {"torch-2.13.0+cpu.dist-info/RECORD": "".join(f"{path},,\n" for path in paths)}
+
+
 @pytest.fixture
 def unpacked(tmp_path):
-    return write_files(tmp_path / "unpacked", WHEEL_FILES)
+    return write_files(tmp_path / "unpacked", {**WHEEL_FILES, **record(*WHEEL_FILES)})
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """The same wheel as an installer leaves it among other packages, on the path."""
+    added = ("torch/__pycache__/version.cpython-311.pyc", "torch-2.13.0+cpu.dist-info/INSTALLER")
+    lists = record(*WHEEL_FILES, *added, "../bin/torchrun", "torch/removed.py")
+    other = {"numpy/x.py": "", "torch_geometric-2.6.dist-info/METADATA": "Name: torch_geometric"}
+    files = {**WHEEL_FILES, **dict.fromkeys(added, ""), **lists, **other, "../bin/torchrun": ""}
+    site = write_files(tmp_path / "site-packages", files)
+    (site / "torch/_C.so").chmod(0o700)
+    monkeypatch.setattr("sys.path", [str(tmp_path / "nothing"), str(site)])
+    return site
 
 
 def message(files: list[str], removes: list[str] = (), title: str = "Do a thing") -> str:

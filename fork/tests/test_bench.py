@@ -2,6 +2,8 @@
 
 import json
 import sys
+import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,10 +16,12 @@ from cases import (  # noqa: E402
     ATTN,
     CASES,
     COMPILE,
+    CUDA_CASES,
     EAGER,
     FUNCTION,
     JAX,
     MODES,
+    TABLES,
     TITLES,
     Case,
     Target,
@@ -70,14 +74,15 @@ def about(rows):
     return {"machine": machine, "peaks": Peaks.parse(PEAKS).as_dict(), "rows": rows}
 
 
-def test_the_table_is_sound():
-    names = [case.name for case in CASES]
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+def test_the_tables_are_sound(table):
+    names = [case.name for case in table]
     assert len(set(names)) == len(names)
-    assert {case.dtype for case in CASES} == {"float32", "float64", "bfloat16", "float16"}
-    for case in CASES:
+    assert {case.dtype for case in table} == {"float32", "float64", "bfloat16", "float16"}
+    for case in table:
         assert set(case.modes) <= set(MODES)
         assert set(case.targets) <= set(case.modes), case.name
-    assert len(list(rows())) == sum(len(case.modes) for case in CASES)
+    assert len(list(rows(table))) == sum(len(case.modes) for case in table)
 
 
 @pytest.mark.parametrize(
@@ -88,12 +93,41 @@ def test_the_table_is_sound():
         ("fp32 n=2 d=3 e=4", "step", {"eager": 1.5, "compile": 3}),
         ("fp32 n=8192 d=64", "step", {"eager": 1, "roofline": 0.7, "scratch": 0.03}),
         ("fp64 n=2048 d=64", "forward", {"eager": 3, "compile": 3}),
+        ("bf16 16x n=4096 d=64", "forward", {"eager": 4, "compile": 1.7, "roofline": 0.7}),
+        (
+            "bf16 16x n=4096 d=64",
+            "step",
+            {"eager": 3, "compile": 1.7, "roofline": 0.5, "scratch": 0.02},
+        ),
+        # fp32 n=8192 d=64 is in both tables: below.
+        ("bf16 n=128 d=64", "forward", {"eager": 2, "compile": 1}),
     ],
 )
 def test_targets(name, mode, aims):
-    case = next(case for case in CASES if case.name == name)
+    case = next(case for case in CASES + CUDA_CASES if case.name == name)
     found = case.targets[mode]._asdict()
     assert {what: aim for what, aim in found.items() if aim is not None} == aims
+
+
+def test_targets_of_fp32_on_a_gpu():
+    case = next(case for case in CUDA_CASES if case.name == "fp32 n=8192 d=64")
+    assert case.targets == {
+        "forward": Target(2, 1.3, roofline=0.6),
+        "step": Target(scratch=0.02),
+    }
+
+
+def test_tf32_is_a_case_of_its_own():
+    case, plain = Case("float32", 64, tf32=True), Case("float32", 64)
+    assert (case.name, plain.name) == ("tf32 n=64 d=64", "fp32 n=64 d=64")
+    assert case.attn_bytes == plain.attn_bytes and case.passes("step") == plain.passes("step")
+    peaks = Peaks.parse(PEAKS + "copy.1024 2e9\nflops.tf32 8e12\n")
+    assert peaks.seconds(case, "forward") < peaks.seconds(plain, "forward")
+
+
+def test_who_waits_for_the_host():
+    found = [case.name for case in CUDA_CASES if case.launch_bound]
+    assert found == ["bf16 n=128 d=64", "bf16 n=512 d=64", "fp32 n=128 d=64"]
 
 
 def test_names_and_shapes():
@@ -309,8 +343,10 @@ def test_the_quietest_rounds_count(monkeypatch):
 
     monkeypatch.setattr(measure, "Others", Disturbed)
     monkeypatch.setattr(measure, "Timer", Timer)
-    times = measure.interleaved({"a": None}, 1, seconds=1, rounds=3)
+    times = measure.interleaved({"a": None}, measure.host_clock(1), seconds=1, rounds=3)
     assert times.disturbed == 0.2 and sorted(times.seconds["a"]) == [2, 4, 6]
+    # As when a GPU is spoiled, and nobody can take part.
+    assert measure.interleaved({}, measure.host_clock(1), seconds=1) == ({}, 0)
 
 
 def test_what_others_take_of_the_machine(monkeypatch, tmp_path):
@@ -348,3 +384,183 @@ def test_contenders_agree_with_eager():
         assert "its output" in contenders.disagreement(nan, expected, case.dtype)
     with pytest.raises(contenders.Absent):
         contenders.function_run(contenders.Problem(Case("float32", 2, batch=3), "step"))
+
+
+class Event:
+    """A CUDA event of a GPU that works while the host waits."""
+
+    def __init__(self, enable_timing):
+        assert enable_timing
+
+    def record(self):
+        self.at = time.perf_counter()
+
+    def synchronize(self):
+        pass
+
+    def elapsed_time(self, end):
+        return (end.at - self.at) * 1e3
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    """A torch whose GPU is the CPU: which of its functions were called, in order."""
+    torch = pytest.importorskip("torch")
+    import gpu
+
+    calls = []
+    properties = {
+        "name": "A GPU",
+        "major": 9,
+        "minor": 0,
+        "multi_processor_count": 132,
+        "total_memory": 80 << 30,
+        "L2_cache_size": 1 << 10,
+    }
+    held = {"memory_allocated": 1000, "max_memory_allocated": 1 << 30}
+    fakes = {
+        "is_available": lambda: True,
+        "Event": Event,
+        "_sleep": lambda cycles: calls.append("sleep"),
+        "synchronize": lambda: calls.append("synchronize"),
+        "get_device_properties": lambda: SimpleNamespace(**properties),
+        "reset_peak_memory_stats": lambda: calls.append("reset"),
+        **{name: lambda n=n: n for name, n in held.items()},
+    }
+    for name, fake in fakes.items():
+        assert hasattr(torch.cuda, name)
+        monkeypatch.setattr(torch.cuda, name, fake)
+    precisions = []
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", precisions.append)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    for name in ("Generator", "randn", "empty", "zeros"):
+        monkeypatch.setattr(torch, name, on_cpu(getattr(torch, name)))
+    monkeypatch.setattr(gpu, "WORKING_SETS", [1 << 12, 1 << 14])
+    monkeypatch.setattr(gpu, "SIDE", 8)
+    monkeypatch.setenv("PATH", "")  # no nvidia-smi
+    return SimpleNamespace(calls=calls, precisions=precisions)
+
+
+def on_cpu(make):
+    def made(*args, **kwargs):
+        args = ["cpu" if arg == "cuda" else arg for arg in args]
+        return make(*args, **{k: "cpu" if v == "cuda" else v for k, v in kwargs.items()})
+
+    return made
+
+
+def test_events_are_around_the_call_alone(cuda):
+    import gpu
+
+    place = gpu.Gpu()
+    place.flush = lambda: cuda.calls.append("flush")
+    timer = gpu.EventsTimer(lambda: (cuda.calls.append("run"), time.sleep(0.01)), place)
+    del cuda.calls[:]
+    found = timer.timeit(2)
+    assert cuda.calls == ["sleep", "flush", "run"] * 2 + ["synchronize"]
+    assert 0.01 <= found.mean < timer.blocked_autorange(0.1).median * 2
+    assert timer.queueing == timer.LONGEST  # twice what it took
+
+
+def test_peaks_of_a_gpu(cuda):
+    import gpu
+
+    peaks = gpu.Gpu().peaks()
+    assert set(peaks.flops) == {"bfloat16", "float16", "tf32", "float32", "float64"}
+    assert cuda.precisions == ["highest", "highest", "high", "highest", "highest"]
+    assert {kind: list(by) for kind, by in peaks.bandwidth.items()} == dict.fromkeys(
+        ("store", "store_memset", "read", "copy"), [1 << 12, 1 << 14]
+    )
+    for case in CUDA_CASES:
+        assert all(peaks.seconds(case, mode) > 0 for mode in case.modes)
+        assert peaks.pages_seconds(case) == 0
+
+
+def bench_on_cuda(monkeypatch, out, *args):
+    """bench.py's exit status, what it said, and the JSON."""
+    pytest.importorskip("torch")
+    import bench
+    from click.testing import CliRunner
+
+    table = (
+        Case("float32", 8, targets={"step": Target(scratch=0.02)}),
+        Case("float32", 600, modes=("forward",), tf32=True),
+        Case("bfloat16", 600, modes=("step",)),
+    )
+    monkeypatch.setitem(bench.TABLES, "cuda", table)
+    monkeypatch.setattr(bench.memory, "LEAST", 0)
+    args = ("--device", "cuda", "--out", str(out), "--quick", "--rounds", "2", *args)
+    done = CliRunner().invoke(bench.main, [*args, "--no-compile"])
+    file = out / "cuda.json"
+    return done.exit_code, done.output, json.loads(file.read_text()) if file.exists() else None
+
+
+def test_the_whole_of_it_on_a_gpu(cuda, monkeypatch, tmp_path):
+    torch = pytest.importorskip("torch")
+    if not hasattr(torch, "attn"):
+        pytest.skip("no torch.attn")
+    monkeypatch.setattr(report, "PLOTS", False)
+    status, said, result = bench_on_cuda(monkeypatch, tmp_path)
+    assert status == 0, said
+    found = {f"{row['case']} {row['mode']}": row for row in result["rows"]}
+    assert list(found) == [
+        "fp32 n=8 d=64 forward",
+        "fp32 n=8 d=64 step",
+        "tf32 n=600 d=64 forward",
+        "bf16 n=600 d=64 step",
+    ]
+    assert [row["clock"] for row in found.values()] == ["host", "host", "events", "host"]
+    for row in found.values():
+        assert set(row["seconds"]) == {ATTN, EAGER, FUNCTION} and row["roofline"] > 0
+    step = found["fp32 n=8 d=64 step"]
+    results = 4 * (3 * 8 * 64 + 8 * 64 + 8 * 8)
+    assert step["scratch"] == dict.fromkeys((ATTN, EAGER), (1 << 30) - 1000 - results)
+    assert "high" in cuda.precisions
+    assert result["machine"]["gpu"] == "A GPU" and "driver" not in result["machine"]
+    text = (tmp_path / "cuda.md").read_text()
+    assert text.startswith("# torch.attn on a GPU")
+    assert "A GPU, 132 SMs of 9.0; memory 80 GiB; L2 0 MiB; CUDA 13.0; " in text
+    assert " host |" in text and "malloc" not in text and "jax" not in text
+    assert "no jax" not in said
+
+
+def test_what_was_not_measured(cuda, monkeypatch, tmp_path):
+    import bench
+
+    monkeypatch.setattr(report, "PLOTS", False)
+    status, said, result = bench_on_cuda(monkeypatch, tmp_path, "--minutes", "1e-9")
+    assert status == 0 and result["rows"] == []
+    assert list(result["unmeasured"].values()) == ["no time was left"] * 4
+    assert "not measured, as no time was left: fp32 n=8 d=64 forward, fp32" in said
+    assert "not measured, as no time was left: fp32" in (tmp_path / "cuda.md").read_text()
+
+    def spoiled(*args, **kwargs):
+        raise RuntimeError("CUDA error: an illegal memory access\nmore of it")
+
+    monkeypatch.setattr(bench, "Problem", spoiled)
+    status, said, result = bench_on_cuda(monkeypatch, tmp_path)
+    assert status == 1 and result["rows"] == []
+    assert set(result["unmeasured"].values()) == {"CUDA error: an illegal memory access"}
+
+
+def test_no_gpu_is_one_line(monkeypatch, tmp_path):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    status, said, result = bench_on_cuda(monkeypatch, tmp_path)
+    assert status == 2 and "torch sees no GPU" in said and result is None
+
+
+def test_report_of_a_gpu(tmp_path):
+    pytest.importorskip("matplotlib")
+    rows = [row(mode, eager=[8.0, 3.0, 20.0]) for mode in MODES]
+    for found, clock in zip(rows, ("events", "host", "events"), strict=True):
+        found.update(d=64, e=64, dtype="bfloat16", clock=clock, roofline=6.0)
+    result = about(rows) | {"device": "cuda", "unmeasured": {"a": "x", "b": "y", "c": "x"}}
+    result["peaks"]["flops"]["tf32"] = 4e14
+    written = report.write(result, tmp_path)
+    assert written == ["cuda.json", "cuda.md", "cuda.svg", "cuda.png", "cuda-dark.svg"]
+    text = (tmp_path / "cuda.md").read_text()
+    assert "Measured peaks in TFLOP/s: fp32 0, fp64 0, tf32 400." in text
+    assert "| 3 s host |" in text and "| 3 s |" in text and "200%" in text
+    assert "\nnot measured, as x: a, c\n\nnot measured, as y: b\n" in text
+    assert "Time of a step, bf16" in (tmp_path / "cuda.svg").read_text()

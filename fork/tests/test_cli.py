@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from fork import __main__ as cli
+from fork import bootstrap
 from fork.__main__ import ROOT, main
 from fork.errors import ForkError
 from fork.graft import NATIVE
@@ -26,6 +27,7 @@ COMMANDS = (
         "source",
         "review",
         "bench",
+        "bench-gpu",
         "lint",
     ),
 )
@@ -289,6 +291,14 @@ def test_a_stack_that_is_stopped_goes_on_where_it_was(runner):
             "Python's headers are missing",
         ),
         ("import os; os.environ.pop('CXX', 0); os.environ['PATH'] = '/nowhere'", "install g++"),
+        (
+            "sys.argv += ['--base', 'installed']; bootstrap.MODULES = ('nope', 'click', 'nor_it')",
+            "lacks nope, nor_it",
+        ),
+        (
+            "sys.argv += ['--base=installed']; bootstrap.VENV = sys.prefix",
+            "is what is to be made: name another with PYTHON=",
+        ),
     ],
 )
 def test_bootstrap_says_what_is_missing(lie, words):
@@ -298,6 +308,20 @@ def test_bootstrap_says_what_is_missing(lie, words):
     assert (
         done.stderr.startswith("error: ") and words in done.stderr and done.stderr.count("\n") == 1
     )
+
+
+@pytest.mark.parametrize(
+    "args, variables, base",
+    [
+        (["install"], {}, None),
+        (["install", "--example"], {"ATTN_BASE": "installed"}, "installed"),
+        (["bench-gpu", "--base", "installed"], {}, "installed"),
+        (["install", "--base=2.6.0"], {"ATTN_BASE": "installed"}, "2.6.0"),
+        (["install", "--base"], {}, None),
+    ],
+)
+def test_chosen_base(args, variables, base):
+    assert bootstrap.chosen_base(args, variables) == base
 
 
 @pytest.mark.parametrize(
@@ -315,7 +339,7 @@ def test_bench(tmp_path, monkeypatch, args, status, kept):
     (tmp_path / "benchmarks/attn/bench.py").write_text(
         "import pathlib, sys\n"
         "out = pathlib.Path(sys.argv[2]); out.mkdir(parents=True)\n"
-        "for name in ('cpu.json', 'cpu.svg', 'other'): (out / name).write_text(str(sys.argv[3:]))\n"
+        "for name in ('cpu.json', 'cpu.svg', 'other'): (out / name).write_text(str(sys.argv[5:]))\n"
         f"sys.exit({status})\n"
     )
     python = tmp_path / "build/venv-bench/bin/python"

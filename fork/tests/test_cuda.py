@@ -147,7 +147,7 @@ def test_a_missing_barrier_is_found(tmp_path):
 def base_of(folder, cuda_release, context="enum class Float32Backend { CUDA };"):
     text = f"__version__ = '2.13.0'\ncuda: Optional[str] = {cuda_release!r}\n"
     files = {"torch/version.py": text, "torch/include/ATen/Context.h": context}
-    return Base(folder / "torch.whl", write_files(folder, files))
+    return Base(write_files(folder, files))
 
 
 def compiler(folder, release):

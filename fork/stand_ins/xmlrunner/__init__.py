@@ -1,0 +1,16 @@
+"""As much of unittest-xml-reporting as PyTorch's run_tests() and fork/suites.py want of it."""
+
+import unittest
+
+
+class XMLTestRunner(unittest.TextTestRunner):
+    """Writes report.xml, with an entry for each outcome, into the folder `output`."""
+
+    def __init__(self, output, **kwargs):
+        super().__init__(**kwargs)
+        self.output = output
+
+    def run(self, test):
+        result = super().run(test)
+        result.write(self.output)
+        return result

@@ -1,0 +1,172 @@
+"""What is measured: who takes part, the table of cases, and what each needs at least.
+
+With ``q`` (m, d), ``k`` (n, d), ``v`` (n, e), all of them ``batch`` times::
+
+    attn = tanh(q @ k.T)  # (m, n)
+    output = attn @ v  # (m, e)
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple, Optional
+
+
+# Who takes part, and how the report calls them.
+ATTN, EAGER, COMPILE, FUNCTION, JAX = "attn", "eager", "compile", "Function", "jax"
+TITLES = {
+    ATTN: "torch.attn",
+    EAGER: "eager",
+    COMPILE: "torch.compile",
+    FUNCTION: "autograd.Function",
+    JAX: "jax.jit",
+}
+
+# The share of the machine that others may take in a round of measurements.
+QUIET = 0.05
+
+SHORT = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16", "float16": "fp16"}
+SIZES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
+
+# forward: without gradients. step: forward, and backward from a gradient of output, as a
+# model has it. both: a step in which attn has a gradient too.
+MODES = ("forward", "step", "both")
+
+
+class Work(NamedTuple):
+    """What one pass needs at least: each value read once, each result written once."""
+
+    flops: int
+    read: int  # bytes
+    written: int
+
+
+class Target(NamedTuple):
+    """What a mode of a case ought to reach."""
+
+    eager: float = 1.0  # times as fast as
+    compile: Optional[float] = None
+    roofline: Optional[float] = None  # fraction of it
+    scratch: Optional[float] = None  # fraction of attn's bytes, at most
+
+
+@dataclass(frozen=True)
+class Case:
+    dtype: str
+    n: int
+    d: int = 64
+    m: int = 0  # 0 is n
+    e: int = 0  # 0 is d
+    batch: int = 0  # 0 is a plain matrix
+    targets: dict[str, Target] = field(default_factory=dict, hash=False)
+    modes: tuple[str, ...] = ("forward", "step")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "m", self.m or self.n)
+        object.__setattr__(self, "e", self.e or self.d)
+
+    @property
+    def name(self) -> str:
+        words = [SHORT[self.dtype]]
+        if self.batch:
+            words.append(f"{self.batch}x")
+        if self.m != self.n:
+            words.append(f"m={self.m}")
+        words += [f"n={self.n}", f"d={self.d}"]
+        if self.e != self.d:
+            words.append(f"e={self.e}")
+        return " ".join(words)
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of q, k and v."""
+        batch = (self.batch,) if self.batch else ()
+        matrices = (self.m, self.d), (self.n, self.d), (self.n, self.e)
+        return tuple(batch + matrix for matrix in matrices)
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        return (*self.shapes[0][:-1], self.e)
+
+    @property
+    def attn_shape(self) -> tuple[int, ...]:
+        return (*self.shapes[0][:-1], self.n)
+
+    def bytes(self, elements: int) -> int:
+        return elements * SIZES[self.dtype] * (self.batch or 1)
+
+    @property
+    def attn_bytes(self) -> int:
+        return self.bytes(self.m * self.n)
+
+    def passes(self, mode: str) -> list[Work]:
+        """The forward, and with gradients the backward; tanh is not counted."""
+        m, n, d, e = self.m, self.n, self.d, self.e
+        flops = 2 * m * n * (d + e) * (self.batch or 1)
+        inputs, output, attn = m * d + n * d + n * e, m * e, m * n
+        forward = Work(flops, self.bytes(inputs), self.bytes(output + attn))
+        if mode == "forward":
+            return [forward]
+        # grad_output @ v.T, grad_q, grad_k and grad_v: two products for each one of forward.
+        read = inputs + output + attn + (attn if mode == "both" else 0)
+        return [forward, Work(2 * flops, self.bytes(read), self.bytes(inputs))]
+
+
+ROOFLINE = {"forward": 0.8, "step": 0.7}
+
+
+def targets(forward: tuple, step: tuple, **more) -> dict[str, Target]:
+    """From (times as fast as eager, as torch.compile) for each mode."""
+    return {"forward": Target(*forward, **more), "step": Target(*step, **more)}
+
+
+def near_roofline(
+    aims: Optional[dict[str, Target]] = None, **step
+) -> dict[str, Target]:
+    """The same aims, and ROOFLINE's; `step` is for the step alone."""
+    aims = aims or {mode: Target() for mode in ROOFLINE}
+    aims = {mode: aim._replace(roofline=ROOFLINE[mode]) for mode, aim in aims.items()}
+    return aims | {"step": aims["step"]._replace(**step)}
+
+
+CASES = (
+    # from tiny to large
+    Case("float32", 2, d=3, e=4, targets=targets((2, 5), (1.5, 3))),
+    Case("float32", 16, d=16),
+    Case("float32", 64),
+    Case("float32", 256, targets=targets((3.5, 3), (3, 3))),
+    Case("float32", 1024, targets=near_roofline(targets((3.5, 2.8), (3.5, 3.3)))),
+    Case("float32", 2048, targets=near_roofline(), modes=MODES),
+    Case("float32", 4096, targets=near_roofline(targets((7.5, 4.5), (5, 4)))),
+    Case("float32", 8192, targets=near_roofline(scratch=0.03)),
+    # narrow and wide
+    Case("float32", 2048, d=1),
+    Case("float32", 2048, d=16, targets=targets((8, 5), (6, 5))),
+    Case("float32", 2048, d=256, targets=targets((2.5, 2.3), (2.3, 2.2))),
+    Case("float32", 1024, d=512),
+    Case("float32", 1024, d=32, e=128),
+    Case("float32", 1023, d=63, e=65),
+    # one query, tall, wide
+    Case("float32", 4096, m=1),
+    Case("float32", 128, m=8192),
+    Case("float32", 8192, m=128),
+    # heads
+    Case("float32", 512, batch=8),
+    Case("float32", 128, batch=16),
+    Case("float32", 2, d=3, batch=1000),
+    # the other dtypes
+    Case("float64", 2, d=3, e=4),
+    Case("float64", 256),
+    Case("float64", 2048, targets=targets((3, 3), (3, 3))),
+    Case("bfloat16", 256),
+    Case("bfloat16", 2048, targets=targets((2.5, 2.5), (2.2, 2.2)), modes=MODES),
+    Case("bfloat16", 512, batch=8),
+    Case("float16", 256),
+    Case("float16", 2048),
+)  # fmt: skip
+
+
+def rows(cases: tuple[Case, ...] = CASES) -> Iterator[tuple[Case, str]]:
+    """Every case in each of its modes."""
+    for case in cases:
+        for mode in case.modes:
+            yield case, mode

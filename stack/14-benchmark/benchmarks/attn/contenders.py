@@ -1,0 +1,147 @@
+"""Who takes part: torch.attn and every other way to compute the same."""
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cases import ATTN, Case, COMPILE, EAGER, FUNCTION, JAX
+
+import torch
+from torch import Tensor
+
+
+Run = Callable[[], Any]
+
+# In a source tree. Of matrices only.
+FUNCTION_FILE = Path(__file__).parents[2] / "test" / "attn_function.py"
+
+
+class Absent(Exception):
+    """Why a contender cannot take part, in one line."""
+
+
+def composed(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    attn = torch.tanh(q @ k.mT)
+    return attn @ v, attn
+
+
+class Problem:
+    """The inputs of a case, and the gradients that its mode has."""
+
+    def __init__(self, case: Case, mode: str) -> None:
+        self.case, self.mode = case, mode
+        dtype = getattr(torch, case.dtype)
+        generator = torch.Generator().manual_seed(0)
+
+        def normal(shape: tuple[int, ...]) -> Tensor:
+            return torch.randn(shape, generator=generator).to(dtype)
+
+        # Scores of variance 1: tanh neither linear nor saturated.
+        scales = case.d**-0.25, case.d**-0.25, 1
+        self.inputs = [normal(shape) * x for shape, x in zip(case.shapes, scales)]
+        shapes = {
+            "forward": (),
+            "step": (case.output_shape,),
+            "both": (case.output_shape, case.attn_shape),
+        }
+        self.grads = [normal(shape) for shape in shapes[mode]]
+        for x in self.inputs:
+            x.requires_grad_(mode != "forward")
+
+
+def torch_run(op: Callable, problem: Problem) -> Run:
+    inputs, grads = problem.inputs, problem.grads
+    if not grads:
+        return lambda: op(*inputs)
+
+    def step():
+        outputs = op(*inputs)
+        used = outputs[: len(grads)]
+        return (*outputs, *torch.autograd.grad(used, inputs, grads))
+
+    return step
+
+
+def attn_run(problem: Problem) -> Run:
+    if not hasattr(torch, "attn"):
+        raise Absent("this torch has no torch.attn")
+    return torch_run(torch.attn, problem)
+
+
+def eager_run(problem: Problem) -> Run:
+    return torch_run(composed, problem)
+
+
+def compile_run(problem: Problem) -> Run:
+    torch._dynamo.reset()  # else the shapes of earlier cases count against its limit
+    return torch_run(torch.compile(composed, fullgraph=True, dynamic=False), problem)
+
+
+def function_run(problem: Problem) -> Run:
+    if problem.case.batch:
+        raise Absent("it takes matrices only")
+    if not FUNCTION_FILE.exists():
+        raise Absent(f"no {FUNCTION_FILE.name} beside the tests")
+    spec = importlib.util.spec_from_file_location(FUNCTION_FILE.stem, FUNCTION_FILE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return torch_run(module.Attn.apply, problem)
+
+
+def jax_run(problem: Problem) -> Run:
+    import jax
+    import jax.numpy as jnp
+
+    def composed(q, k, v):
+        attn = jnp.tanh(q @ jnp.swapaxes(k, -1, -2))
+        return attn @ v, attn
+
+    def step(q, k, v, grad_output):
+        output, pullback, attn = jax.vjp(composed, q, k, v, has_aux=True)
+        return output, attn, *pullback(grad_output)
+
+    def both(q, k, v, *grads):
+        outputs, pullback = jax.vjp(composed, q, k, v)
+        return *outputs, *pullback(grads)
+
+    def array(x: Tensor):
+        x = x.detach()  # numpy has no bfloat16
+        return jnp.asarray((x.double() if x.itemsize > 4 else x.float()).numpy(), dtype)
+
+    dtype = problem.case.dtype
+    arrays = [array(x) for x in problem.inputs + problem.grads]
+    compiled = jax.jit({"forward": composed, "step": step, "both": both}[problem.mode])
+    return lambda: jax.block_until_ready(compiled(*arrays))
+
+
+RUNS = {
+    ATTN: attn_run,
+    EAGER: eager_run,
+    COMPILE: compile_run,
+    FUNCTION: function_run,
+    JAX: jax_run,
+}
+
+
+def as_tensors(results: Any) -> list[Tensor]:
+    """In double precision, of torch's and of JAX's results."""
+    found = []
+    for x in results:
+        if not isinstance(x, Tensor):
+            import numpy as np
+
+            x = torch.from_numpy(np.array(x, dtype=np.float64))
+        found.append(x.detach().double())
+    return found
+
+
+def disagreement(results: Any, expected: list[Tensor], dtype: str) -> str:
+    """What differs from eager by more than rounding could; empty if nothing does."""
+    tolerance = torch.finfo(getattr(torch, dtype)).eps ** 0.5
+    names = ("output", "attn", "grad_q", "grad_k", "grad_v")
+    for name, x, y in zip(names, as_tensors(results), expected):
+        error = ((x - y).norm() / y.norm()).item()
+        if not error <= tolerance:
+            return f"its {name} differs from eager's by {error:.1e}"
+    return ""

@@ -1,0 +1,100 @@
+"""Times several ways to compute the same, side by side."""
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from cases import QUIET
+from contenders import Run
+
+from torch.utils.benchmark import Timer
+
+
+BLOCK = 0.05  # seconds that one block of calls takes, where a call is shorter
+
+
+class Times(NamedTuple):
+    seconds: dict[str, list[float]]  # per call of each, round by round
+    disturbed: float  # the share of the machine that others took, at worst
+
+
+class Others:
+    """The share of the machine that other processes, or its host, take from now on."""
+
+    STAT = Path("/proc/stat")
+
+    def __init__(self) -> None:
+        self.start = self.now()
+
+    def now(self) -> tuple[float, float, float]:
+        if not self.STAT.exists():
+            return 0.0, 0.0, 0.0
+        ticks = [int(x) for x in self.STAT.read_text().split("\n", 1)[0].split()[1:9]]
+        idle = sum(ticks[3:5])
+        per_second = os.sysconf("SC_CLK_TCK")
+        return sum(ticks) / per_second, idle / per_second, time.process_time()
+
+    def share(self) -> float:
+        whole, idle, own = (b - a for a, b in zip(self.start, self.now()))
+        return max(0.0, (whole - idle - own) / whole) if whole else 0.0
+
+
+def rotations(names: Sequence[str], rounds: int) -> list[list[str]]:
+    """The order of each round: everyone is first in turn, and follows everyone."""
+    orders = []
+    for i in range(rounds):
+        at = i % len(names)
+        order = [*names[at:], *names[:at]]
+        orders.append(order[::-1] if i // len(names) % 2 else order)
+    return orders
+
+
+def block_mean(timer: Timer, number: int, limit: float) -> float:
+    """Seconds per call, of `number` calls unless these take longer than `limit`.
+
+    While another process holds a core, a call that waits for its threads can take a thousand
+    times as long.
+    """
+    part, calls, total = max(1, number // 50), 0, 0.0
+    while calls < number and total < limit:
+        total += timer.timeit(part).mean * part
+        calls += part
+    return total / calls
+
+
+def interleaved(
+    runs: Mapping[str, Run],
+    threads: int,
+    *,
+    seconds: float,
+    rounds: int = 0,
+    block: float = BLOCK,
+) -> Times:
+    """One block of calls of each in every round.
+
+    So many rounds as fit in `seconds`, but from 5 to 25, unless `rounds` says. Where others
+    disturb, twice as many, of which the quietest count: whatever their times are.
+    """
+    timers, numbers, cost = {}, {}, 0.0
+    for name, run in runs.items():
+        timer = Timer("run()", globals={"run": run}, num_threads=threads)
+        once = timer.blocked_autorange(min_run_time=block).median
+        timers[name], numbers[name] = timer, max(1, round(block / once))
+        cost += once * (numbers[name] + 2)  # Timer warms up with two calls or 1 %
+    rounds = rounds or min(25, max(5, round(seconds / cost)))
+    found: list[tuple[float, dict[str, float]]] = []
+    for order in rotations(list(runs), 2 * rounds):
+        others = Others()
+        times = {
+            name: block_mean(timers[name], numbers[name], 10 * block) for name in order
+        }
+        found.append((others.share(), times))
+        if sum(share <= QUIET for share, _ in found) == rounds:
+            break
+    quietest = sorted(found, key=lambda pair: pair[0])[:rounds]
+    return Times(
+        {name: [times[name] for _, times in quietest] for name in runs},
+        quietest[-1][0],
+    )

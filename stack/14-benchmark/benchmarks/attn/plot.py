@@ -1,0 +1,173 @@
+"""The plot: ratios of every case, percent of the roofline and time over n."""
+
+from pathlib import Path
+from statistics import median
+
+import matplotlib
+import report
+from cases import ATTN, COMPILE, EAGER, FUNCTION, JAX, SHORT, TITLES
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, PercentFormatter
+
+
+# Told apart without colours too, and on a light as on a dark ground.
+LOOKS = {
+    ATTN: ("#d55e00", "o"),
+    EAGER: ("#7f8c8d", "s"),
+    COMPILE: ("#2f8fd0", "^"),
+    FUNCTION: ("#b07cc6", "D"),
+    JAX: ("#1a9e77", "v"),
+}
+GROUNDS = {"": ("#ffffff", "#1f2328"), "-dark": ("#0d1117", "#e6edf3")}
+STYLES = {"forward": "-", "step": "--"}
+
+
+def times_as(x: float) -> str:
+    return f"{x:g}×" if x >= 1 else f"1/{1 / x:g}×"
+
+
+def ratios(axes: Axes, cases: list[str], rows: list[report.Row], title: str) -> None:
+    """A line per case, a mark per contender, and a bar at each target."""
+    for other in report.OTHERS:
+        color, marker = LOOKS[other]
+        places = [(row, cases.index(row["case"])) for row in rows]
+        found = [(report.value(row, other), y) for row, y in places]
+        aims = [(row["target"].get(other), y) for row, y in places]
+        if found := [point for point in found if point[0] is not None]:
+            axes.plot(*zip(*found), marker, color=color, markersize=5)
+        if aims := [point for point in aims if point[0] not in (None, 1)]:
+            bar = {"markersize": 12, "markeredgewidth": 2}
+            axes.plot(*zip(*aims), "|", color=color, **bar)
+    axes.axvline(1, linewidth=1)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: times_as(x)))
+    axes.set_yticks(range(len(cases)), cases)
+    axes.set_ylim(len(cases) - 0.5, -0.5)
+    axes.set_title(f"{title}: torch.attn is so many times as fast as", loc="left")
+
+
+def series(rows: list[report.Row], dtype: str, mode: str) -> list[report.Row]:
+    """Square attn of one width, by n."""
+    found = [
+        row
+        for row in rows
+        if (row["dtype"], row["mode"]) == (dtype, mode)
+        and row["m"] == row["n"]
+        and row["d"] == row["e"] == 64
+        and not row["batch"]
+    ]
+    return sorted(found, key=lambda row: row["n"])
+
+
+def over_n(axes: Axes, title: str) -> None:
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    axes.set_xlabel("n = m, with d = e = 64")
+    axes.set_title(title, loc="left")
+    if axes.lines:
+        axes.legend(frameon=False, fontsize="small")
+
+
+def rooflines(axes: Axes, rows: list[report.Row]) -> None:
+    colors = dict(zip(SHORT, ("#d55e00", "#2f8fd0", "#1a9e77", "#b07cc6")))
+    for dtype, color in colors.items():
+        for mode, style in STYLES.items():
+            points = [
+                (r["n"], report.value(r, "roofline")) for r in series(rows, dtype, mode)
+            ]
+            points = [point for point in points if point[1] is not None]
+            if points:
+                label = f"{SHORT[dtype]} {mode}"
+                axes.plot(*zip(*points), style, marker=".", color=color, label=label)
+    axes.set_ylim(0, 1)
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    over_n(axes, "torch.attn: percent of the roofline")
+
+
+def times(axes: Axes, rows: list[report.Row], mode: str) -> None:
+    found = series(rows, "float32", mode)
+    for who, (color, marker) in LOOKS.items():
+        points = [
+            (r["n"], median(r["seconds"][who])) for r in found if who in r["seconds"]
+        ]
+        if points:
+            axes.plot(
+                *zip(*points),
+                marker=marker,
+                markersize=4,
+                color=color,
+                label=TITLES[who],
+            )
+    limit = [(row["n"], row["roofline"]) for row in found if row.get("roofline")]
+    if limit:
+        axes.plot(*zip(*limit), ":", label="roofline")
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda x, _: report.duration(x)))
+    over_n(axes, f"Time of a {mode}, fp32")
+
+
+def draw(result: dict) -> Figure:
+    rows = result["rows"]
+    by_mode = {mode: [r for r in rows if r["mode"] == mode] for mode in STYLES}
+    cases = list(dict.fromkeys(row["case"] for row in rows))
+    height = 1 + 0.24 * len(cases)
+    figure = Figure(figsize=(13, height + 4.5), layout="constrained")
+    upper, lower = figure.subfigures(2, 1, height_ratios=(height, 4))
+    left, right = upper.subplots(1, 2, sharey=True)
+    ratios(left, cases, by_mode["forward"], "Forward")
+    ratios(right, cases, by_mode["step"], "Step")
+    marks = [
+        left.plot([], [], LOOKS[who][1], color=LOOKS[who][0], label=TITLES[who])[0]
+        for who in report.OTHERS
+    ]
+    marks += left.plot([], [], "|", color="gray", markersize=12, label="target")
+    upper.legend(
+        handles=marks, loc="outside lower center", ncols=len(marks), frameon=False
+    )
+    first, second, third = lower.subplots(1, 3)
+    rooflines(first, rows)
+    times(second, rows, "forward")
+    times(third, rows, "step")
+    for axes in figure.axes:
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(
+        report.describe(result["machine"]), fontsize="small", x=0.01, ha="left"
+    )
+    return figure
+
+
+def settings(ground: str, ink: str) -> dict:
+    inked = (
+        "text.color",
+        "axes.labelcolor",
+        "axes.edgecolor",
+        "xtick.color",
+        "ytick.color",
+    )
+    return {
+        **dict.fromkeys((*inked, "lines.color"), ink),
+        **dict.fromkeys(
+            ("figure.facecolor", "axes.facecolor", "savefig.facecolor"), ground
+        ),
+        "axes.prop_cycle": matplotlib.cycler(color=[ink]),
+        "font.size": 9,
+        "svg.fonttype": "none",
+        "svg.hashsalt": "attn",  # the same plot gives the same file
+    }
+
+
+def write(result: dict, out: Path) -> list[str]:
+    """The plot on a light and on a dark ground; the names of the files."""
+    written = []
+    for suffix, (ground, ink) in GROUNDS.items():
+        with matplotlib.rc_context(settings(ground, ink)):
+            figure = draw(result)
+            name = f"{report.NAME}{suffix}.svg"
+            figure.savefig(out / name, metadata={"Date": None})
+            written.append(name)
+            if not suffix:
+                written.append(f"{report.NAME}.png")
+                figure.savefig(out / written[-1], dpi=90)
+    return written

@@ -1,0 +1,256 @@
+"""What the times say: ratios, targets, a table and a plot. Made of the JSON alone.
+
+`report.py FOLDER` makes the table and the plot of FOLDER/cpu.json again.
+"""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any, NamedTuple, Optional
+
+from cases import (
+    ATTN,
+    COMPILE,
+    EAGER,
+    FUNCTION,
+    JAX,
+    MODES,
+    QUIET,
+    SHORT,
+    Target,
+    TITLES,
+)
+
+
+PLOTS = importlib.util.find_spec("matplotlib") is not None
+
+NAME = "cpu"  # of the files
+
+Row = dict[str, Any]
+
+ANY = Target()  # what is asked of every case
+OTHERS = (EAGER, COMPILE, FUNCTION, JAX)
+ROOFLINE, SCRATCH = "roofline", "scratch"
+COLUMNS = (*OTHERS, ROOFLINE, SCRATCH)
+
+HEAD = """\
+# torch.attn on a CPU
+
+{machine}
+
+{peaks}Each figure is of so many rounds, in each of which all take a turn, in rotated order: the median time of \
+`torch.attn`, and how many times as fast it was as the others, the median of the rounds' ratios. In parentheses: what \
+is aimed at. *roofline*: how much of the speed that the machine's peaks allow, at which the multiply-adds of the matrix \
+products or the bytes that must move would take all the time; *with pages*: of what they allow where the system has to \
+provide zeroed pages for `attn` too, as it has for tensors of 32 MiB and more, which malloc doesn't keep. *scratch*: \
+the peak of memory above inputs, outputs and gradients, as a fraction of `attn`; eager's beside it.
+
+{verdict}
+"""
+
+TITLES_OF_MODES = {
+    "forward": "Forward",
+    "step": "Step: forward, and backward from `output`",
+    "both": "Step: forward, and backward from `output` and `attn`",
+}
+
+
+class Aim(NamedTuple):
+    value: float
+    aim: float
+    met: bool
+
+
+def ratios(row: Row, other: str) -> list[float]:
+    """How many times as fast as `other` attn was, in each round."""
+    seconds = row["seconds"]
+    return [b / a for a, b in zip(seconds.get(ATTN, []), seconds.get(other, []))]
+
+
+def slower(row: Row) -> bool:
+    """Slower than eager in three rounds of four: in half of them, equals are too."""
+    found = ratios(row, EAGER)
+    return len(found) > 1 and quantiles(found, n=4, method="inclusive")[2] < 1
+
+
+def value(row: Row, what: str) -> Optional[float]:
+    """The figure of a column; None where there is none."""
+    ours = row["seconds"].get(ATTN)
+    if not ours:
+        return None
+    if what == ROOFLINE:
+        return row["roofline"] / median(ours) if row.get("roofline") else None
+    if what == SCRATCH:
+        scratch = row.get("scratch", {}).get(ATTN)
+        return None if scratch is None else scratch / row["attn_bytes"]
+    # Of the rounds' ratios and not of the medians: what slows the machine down for a while
+    # slows a round's neighbours alike.
+    found = ratios(row, what)
+    return median(found) if found else None
+
+
+def aims(row: Row) -> dict[str, Aim]:
+    """By column: what was measured, what is aimed at, and whether that is met."""
+    found = {}
+    for what, aim in row["target"].items():
+        x = value(row, what)
+        if x is None or aim is None:
+            continue
+        met = x <= aim if what == SCRATCH else x >= aim
+        if what == EAGER and aim == ANY.eager:
+            met = not slower(row)
+        found[what] = Aim(x, aim, met)
+    return found
+
+
+def noise(row: Row) -> float:
+    """The interquartile range of attn's time over its median."""
+    ours = row["seconds"].get(ATTN, [])
+    if len(ours) < 2:
+        return 0.0
+    low, middle, high = quantiles(ours, n=4, method="inclusive")
+    return (high - low) / middle
+
+
+def figure(what: str, x: float) -> str:
+    if what in OTHERS:
+        return f"{x:.2f}" if x < 10 else f"{x:.1f}"
+    return f"{x:.1%}" if x < 0.1 else f"{x:.0%}"
+
+
+def cell(row: Row, what: str) -> str:
+    x = value(row, what)
+    if x is None:
+        return ""
+    text = figure(what, x)
+    if what == SCRATCH and EAGER in row["scratch"]:
+        text += f", eager {figure(what, row['scratch'][EAGER] / row['attn_bytes'])}"
+    if aim := aims(row).get(what):
+        sign = "≤" if what == SCRATCH else "≥"
+        bound = f"{aim.aim:g}" if what in OTHERS else f"{aim.aim:.0%}"
+        if not aim.met or (what, aim.aim) != (EAGER, ANY.eager):
+            text += f" ({sign} {bound} {'✓' if aim.met else '✗'})"
+    if what == ROOFLINE and row.get("pages"):
+        share = (row["roofline"] + row["pages"]) / median(row["seconds"][ATTN])
+        text += f", with pages {figure(what, share)}"
+    return text
+
+
+def duration(seconds: float) -> str:
+    for unit, scale in (("s", 1), ("ms", 1e3), ("µs", 1e6)):
+        if seconds * scale >= 1:
+            break
+    return f"{seconds * scale:.3g} {unit}"
+
+
+def time(row: Row) -> str:
+    ours = row["seconds"].get(ATTN)
+    return duration(median(ours)) if ours else "-"
+
+
+def line(row: Row) -> str:
+    """A row as it is measured."""
+    words = [f"{row['case']:<24} {row['mode']:<8} {time(row):>8} ±{noise(row):<4.0%}"]
+    cells = {what: cell(row, what) for what in COLUMNS}
+    words += [f"{what} {text}" for what, text in cells.items() if text]
+    if row["disturbed"] > QUIET:
+        words.append(f"others took {row['disturbed']:.0%} of the machine")
+    return "  ".join(words)
+
+
+def left_out(row: Row) -> list[str]:
+    """Who should have taken part and did not, and why."""
+    return [
+        f"{name} left out of {row['case']} {row['mode']}: {why}"
+        for name, why in row["absent"].items()
+        if not (name == FUNCTION and row["batch"])  # it takes matrices only
+    ]
+
+
+def disturbances(rows: list[Row]) -> str:
+    found = [f"{r['case']} {r['mode']}" for r in rows if r["disturbed"] > QUIET]
+    if not found:
+        return ""
+    return f"\nOther processes took more than {QUIET:.0%} of the machine in: {', '.join(found)}.\n"
+
+
+def verdict(rows: list[Row]) -> str:
+    missed = [
+        f"{row['case']} {row['mode']} {what}"
+        for row in rows
+        for what, aim in aims(row).items()
+        if not aim.met
+    ]
+    total = sum(len(aims(row)) for row in rows)
+    text = f"{total - len(missed)} of {total} targets are met"
+    return text + (f"; missed: {', '.join(missed)}." if missed else ".")
+
+
+def describe(about: dict) -> str:
+    """The machine in one line."""
+    parts = [f"{about['cpu']}, {about['threads']} of {about['cores']} cores"]
+    parts += [f"{name} {size}" for name, size in about["caches"].items()]
+    parts += [about["isa"], f"huge pages: {about['huge pages']}"]
+    for name in ("python", "torch", "jax"):
+        if name in about:
+            parts.append(f"{name} {about[name]}")
+    return "; ".join(parts) + "."
+
+
+def describe_peaks(peaks: dict) -> str:
+    flops = ", ".join(
+        f"{SHORT[dtype]} {x / 1e9:.0f}" for dtype, x in peaks["flops"].items()
+    )
+    lines = [f"Measured peaks in GFLOP/s: {flops}. In GB/s, by the working set:\n"]
+    kinds = list(peaks["bandwidth"])
+    sizes = sorted({int(size) for by in peaks["bandwidth"].values() for size in by})
+    lines.append(f"| | {' | '.join(f'{size >> 10} KiB' for size in sizes)} |")
+    lines.append("| --- |" + " ---: |" * len(sizes))
+    for kind in kinds:
+        by_size = {int(size): x for size, x in peaks["bandwidth"][kind].items()}
+        cells = [f"{by_size[s] / 1e9:.3g}" if s in by_size else "" for s in sizes]
+        lines.append(f"| {kind} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n\n"
+
+
+def markdown(result: dict) -> str:
+    peaks = result.get("peaks")
+    text = HEAD.format(
+        machine=describe(result["machine"]),
+        peaks=describe_peaks(peaks) if peaks else "",
+        verdict=verdict(result["rows"]),
+    )
+    text += disturbances(result["rows"])
+    text += "".join(f"\n{why}\n" for row in result["rows"] for why in left_out(row))
+    for mode in MODES:
+        rows = [row for row in result["rows"] if row["mode"] == mode]
+        columns = [what for what in COLUMNS if any(cell(row, what) for row in rows)]
+        if not rows:
+            continue
+        heads = ["case", "time", *(TITLES.get(what, what) for what in columns)]
+        text += f"\n## {TITLES_OF_MODES[mode]}\n\n| {' | '.join(heads)} |\n"
+        text += "| --- |" + " ---: |" * (len(heads) - 1) + "\n"
+        for row in rows:
+            cells = [row["case"], time(row), *(cell(row, what) for what in columns)]
+            text += f"| {' | '.join(cells)} |\n"
+    return text
+
+
+def write(result: dict, out: Path) -> list[str]:
+    """The files, by name, that it wrote into the folder `out`."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / f"{NAME}.json").write_text(json.dumps(result, indent=1) + "\n")
+    (out / f"{NAME}.md").write_text(markdown(result))
+    written = [f"{NAME}.json", f"{NAME}.md"]
+    if PLOTS and result["rows"]:
+        import plot
+
+        written += plot.write(result, out)
+    return written
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    write(json.loads((folder / f"{NAME}.json").read_text()), folder)

@@ -1,0 +1,107 @@
+"""The least time that this machine could take: its peaks, measured by peaks.cpp."""
+
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from cases import Case, Work
+
+
+SOURCE = Path(__file__).with_name("peaks.cpp")
+# Loops stay loops: a memset or memcpy in their place chooses its own kind of store.
+FLAGS = ["-std=c++17", "-O3", "-march=native", "-fno-tree-loop-distribute-patterns"]
+
+# Memory of so many bytes malloc of glibc gives back to the system, and gets it anew.
+NEVER_KEPT = 32 << 20
+
+
+class NoRoofline(Exception):
+    """Why the peaks cannot be measured, in one line."""
+
+
+@dataclass
+class Peaks:
+    flops: dict[str, float]  # by dtype, per second
+    bandwidth: dict[str, dict[int, float]]  # by kind and working set, bytes per second
+
+    @classmethod
+    def parse(cls, text: str) -> "Peaks":
+        """From what peaks.cpp prints."""
+        peaks = cls({}, {})
+        for line in text.splitlines():
+            name, value = line.split()
+            kind, _, what = name.partition(".")
+            if kind == "flops":
+                peaks.flops[what] = float(value)
+            else:
+                peaks.bandwidth.setdefault(kind, {})[int(what)] = float(value)
+        return peaks
+
+    def best(self, other: "Peaks") -> "Peaks":
+        """The higher of each peak: a disturbed measurement is only ever too low."""
+        flops = {key: max(x, other.flops[key]) for key, x in self.flops.items()}
+        bandwidth = {
+            kind: {size: max(x, other.bandwidth[kind][size]) for size, x in by.items()}
+            for kind, by in self.bandwidth.items()
+        }
+        return Peaks(flops, bandwidth)
+
+    def at(self, prefix: str, working_set: int) -> float:
+        """The highest bandwidth, of the kinds that begin so, for a working set."""
+        found = []
+        for kind, by_size in self.bandwidth.items():
+            if kind.startswith(prefix):
+                # The next smaller one measured: rather too high than too low.
+                held = [size for size in by_size if size <= working_set]
+                found.append(by_size[max(held, default=min(by_size))])
+        return max(found)
+
+    def pass_seconds(self, dtype: str, work: Work) -> float:
+        """The larger of the time to compute and the time to move."""
+        moved = work.read + work.written
+        return max(
+            work.flops / self.flops.get(dtype, self.flops["float32"]),
+            work.written / self.at("store", moved),
+            moved / max(self.at(kind, moved) for kind in ("read", "store", "copy")),
+        )
+
+    def seconds(self, case: Case, mode: str) -> float:
+        return sum(self.pass_seconds(case.dtype, work) for work in case.passes(mode))
+
+    def pages_seconds(self, case: Case) -> float:
+        """What attn takes longer where the system has to provide its pages first."""
+        if case.attn_bytes < NEVER_KEPT:
+            return 0.0
+        fresh, store = (self.at(x, case.attn_bytes) for x in ("fresh", "store"))
+        return max(0.0, case.attn_bytes / fresh - case.attn_bytes / store)
+
+    def as_dict(self) -> dict:
+        return asdict(self)
+
+
+def build(folder: Path) -> Path:
+    """Compiles peaks.cpp."""
+    compiler = shlex.split(os.environ.get("CXX", "c++"))
+    if not shutil.which(compiler[0]):
+        raise NoRoofline(f"no C++ compiler {compiler[0]}: install one, or set CXX")
+    program = folder / "peaks"
+    command = [*compiler, *FLAGS, "-pthread", SOURCE, "-o", program]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if "error" in line]
+        raise NoRoofline(f"peaks.cpp does not compile: {(lines or ['no message'])[0]}")
+    return program
+
+
+def measure(threads: int) -> Peaks:
+    """The peaks of this machine with so many threads; takes a few seconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [build(Path(folder)), str(threads)]
+        done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise NoRoofline(f"peaks.cpp ended with status {done.returncode}")
+    return Peaks.parse(done.stdout)
