@@ -12,7 +12,7 @@ endif
 BOOTSTRAP = @command -v $(PYTHON) >/dev/null || { echo "error: no $(PYTHON): install Python 3.11 or newer, or name one with PYTHON=" >&2; exit 1; }; \
 	exec $(PYTHON) -m fork.bootstrap
 
-.PHONY: attn test test-upstream test-stack test-sanitizers source bench bench-gpu lint clean
+.PHONY: attn test test-upstream test-stack test-sanitizers source bench bench-gpu cuda-check lint clean
 attn: ## graft the tip, install it in .venv, run the lab's example
 	$(BOOTSTRAP) install --example $(if $(COMMIT),--commit $(COMMIT))
 
@@ -36,6 +36,9 @@ bench: ## the operator's speed beside eager, torch.compile, JAX and the machine'
 
 bench-gpu: ## build, test and measure on this machine's GPU, with the torch that is installed
 	$(BOOTSTRAP) bench-gpu --base $(or $(BASE),installed)
+
+cuda-check: ## compile and link the kernels for CUDA without a GPU; fails if one spills registers
+	$(BOOTSTRAP) cuda-check
 
 lint: ## ruff, clang-format, yamllint
 	$(BOOTSTRAP) lint

@@ -17,7 +17,7 @@ import click
 from rich.table import Table
 
 from fork import base as bases
-from fork import documentation, gpu, review, sanitizers, source, source_build, suites
+from fork import cuda, documentation, gpu, review, sanitizers, source, source_build, suites
 from fork.absorb import absorb
 from fork.bootstrap import make_venv
 from fork.branch import commits, export
@@ -591,6 +591,24 @@ def measure(venv: Path, out: Path, device: str, publish: bool, args: Sequence[st
             shutil.copy2(file, kept)
         console.print(f"{kept.relative_to(ROOT)}: kept for the README")
     return status
+
+
+@main.command("cuda-check")
+def cuda_check() -> None:
+    """Compile and link the kernels for CUDA, for each GPU architecture (`make cuda-check`).
+
+    It needs an nvcc, but no GPU: the base is PyPI's default release. A kernel that spills registers
+    is an error, as is a symbol that no library has.
+    """
+    with alone():
+        graft = Graft(Stack(ROOT), bases.get(bases.default_release(), CACHE / "cuda", of_pypi=True))
+        found = graft.make_kernels()
+        sweeps = sorted({kernel.sweep for kernel in found})
+        sizes = cuda.shared_memory(graft.nvcc, sweeps, ROOT / "aten/src", graft.dir)
+    print_wide(cuda.table(found, dict(zip(sweeps, sizes, strict=True))))
+    report(cuda.problems(found, graft.nvcc.architectures))
+    names = {kernel.name for kernel in found}
+    console.print(f"{len(names)} kernels for {len(graft.nvcc.architectures)} architectures: linked")
 
 
 @main.command("bench-gpu", context_settings=_passes_on)

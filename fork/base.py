@@ -84,10 +84,11 @@ class Base:
             raise ForkError(f"torch {self.version}: the wheel has no {path.name}") from None
 
 
-def get(release: str, cache: Path) -> Base:
+def get(release: str, cache: Path, of_pypi: bool = False) -> Base:
     """The base of `release` for the running Python, from `cache` (a folder) or downloaded into it.
 
-    `release` is a version of torch (`2.13.0`), the path of a wheel, or `installed`.
+    `release` is a version of torch (`2.13.0`), the path of a wheel, or `installed`. With `of_pypi`
+    it is compared as a string: 2.13.0 is not the 2.13.0+cpu that another index may have.
     """
     if release == INSTALLED:
         return _installed()
@@ -101,7 +102,7 @@ def get(release: str, cache: Path) -> Base:
             raise ForkError(
                 f"torch {release}: not a release that the graft supports: {', '.join(known)}"
             )
-        wheel = _find(release, cache) or _download(release, cache)
+        wheel = _find(release, cache) or _download(release, cache, "===" if of_pypi else "==")
     folder = cache / wheel.stem
     if not (folder / UNPACKED).exists():
         with step(f"unpack {wheel.name}"):
@@ -139,11 +140,11 @@ def _find(release: str, cache: Path) -> Path | None:
     return sorted(found)[0] if found else None
 
 
-def _download(release: str, cache: Path) -> Path:
+def _download(release: str, cache: Path, equals: str) -> Path:
     partial = cache / "download"
     shutil.rmtree(partial, ignore_errors=True)
     with step(f"download torch {release}") as doing:
-        _pip_download(release, partial, f" for this Python ({_tag()})")
+        _pip_download(release, partial, f" for this Python ({_tag()})", equals=equals)
         wheel = next(partial.glob("*.whl"))
         doing.done = wheel.name
     place = cache / wheel.name
@@ -167,11 +168,11 @@ def fetch_anchors(folder: Path) -> None:
             )
 
 
-def _pip_download(release: str, folder: Path, what: str, *options: str) -> None:
+def _pip_download(release: str, folder: Path, what: str, *options: str, equals: str = "==") -> None:
     """Downloads torch's wheel into `folder`; `what` says in an error which one it was."""
     pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", *options]
     run(
-        [*pip, "--dest", folder, f"torch=={release}"],
+        [*pip, "--dest", folder, f"torch{equals}{release}"],
         folder.parent / "download.log",
         f"torch {release}{what} cannot be downloaded",
     )

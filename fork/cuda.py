@@ -6,8 +6,11 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+
+from rich.table import Table
 
 from fork.base import Base
 from fork.console import run
@@ -41,17 +44,18 @@ class Nvcc:
 class Kernel:
     """What the compiler made of a kernel for one architecture."""
 
-    name: str  # attn_rows<__nv_bfloat16, 64, true>
+    name: str  # attn_rows<__nv_bfloat16, 64, true, 1>
     architecture: str  # sm_90
     registers: int  # of a thread
     spilled: int  # bytes that a thread stores and loads for want of registers
 
     @property
     def sweep(self) -> str:
-        """The C++ type that has its sizes: `RowSweep<64>`."""
-        wide, lines, dtype, width = re.match(r"attn_(wide_)?(\w+)s<(\w+), (\d+)", self.name).groups()
-        sizes = f"{dtype}, {width}" if wide else width
-        return f"{'Wide' if wide else ''}{lines.capitalize()}Sweep<{sizes}>"
+        """The C++ type that has its sizes: `RowSweep<64, 1>`."""
+        found = re.match(r"attn_(wide_)?(\w+)s<(\w+), (\d+).*?(\d+)>$", self.name)
+        wide, lines, dtype, width, across = found.groups()
+        sizes = ([dtype] if wide else []) + [width, across]
+        return f"{'Wide' if wide else ''}{lines.capitalize()}Sweep<{', '.join(sizes)}>"
 
 
 def built_for(base: Base) -> str | None:
@@ -93,7 +97,7 @@ def kernels(log: str) -> list[Kernel]:
     return [
         Kernel(
             # void NAMESPACEname<arguments>(parameters)
-            name.removeprefix("void ").replace(NAMESPACE, "").partition(">(")[0] + ">",
+            name.replace(NAMESPACE, "").removeprefix("void ").partition(">(")[0] + ">",
             entry["architecture"],
             int(entry["registers"]),
             int(entry["stores"]) + int(entry["loads"]),
@@ -116,6 +120,46 @@ def shared_memory(nvcc: Nvcc, sweeps: list[str], sources: Path, folder: Path) ->
     run(command, folder / "shared.log", "the sizes of the kernels' tiles do not compile")
     found = dict(re.findall(r"size_(\d+) = (\d+);", ptx.read_text()))
     return [int(found[str(i)]) for i in range(len(sweeps))]
+
+
+def table(found: list[Kernel], shared: dict[str, int]) -> Table:
+    """A line per kernel; `shared` has the bytes of its sweep."""
+    made = Table(box=None, pad_edge=False)
+    architectures = list(dict.fromkeys(kernel.architecture for kernel in found))
+    made.add_column("kernel")
+    made.add_column("shared KiB", justify="right")
+    for what in ("registers", "spilled"):
+        for architecture in architectures:
+            made.add_column(f"{what}\n{architecture}", justify="right")
+    by_name: dict[str, dict[str, Kernel]] = {}
+    for kernel in found:
+        by_name.setdefault(kernel.name, {})[kernel.architecture] = kernel
+    for name, by in sorted(by_name.items()):
+        row = [by.get(a) for a in architectures]
+        sizes = [str(k.registers if k else "-") for k in row] + [
+            str(k.spilled if k else "-") for k in row
+        ]
+        made.add_row(name, f"{shared[next(iter(by.values())).sweep] / 1024:.1f}", *sizes)
+    return made
+
+
+def problems(found: list[Kernel], architectures: Iterable[int]) -> list[str]:
+    """What a kernel must not have, or lack."""
+    wanted = {f"sm_{n}" for n in architectures}
+    by_name: dict[str, set[str]] = {}
+    for kernel in found:
+        by_name.setdefault(kernel.name, set()).add(kernel.architecture)
+    lacking = [
+        f"{name}: not compiled for {', '.join(sorted(wanted - have))}"
+        for name, have in by_name.items()
+        if wanted - have
+    ]
+    spilling = [
+        f"{kernel.name}: spills {kernel.spilled} bytes on {kernel.architecture}"
+        for kernel in found
+        if kernel.spilled
+    ]
+    return ([] if found else ["no kernel was compiled"]) + lacking + spilling
 
 
 def _says(*command: str) -> str:

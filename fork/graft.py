@@ -90,8 +90,17 @@ class Graft:
         made = sorted(wheels.glob("*.whl"))
         if len(made) == 1 and stamp.exists() and stamp.read_text() == self.fingerprint:
             return made[0]
-        self.dir.mkdir(parents=True, exist_ok=True)
         stamp.unlink(missing_ok=True)
+        self.make()
+        with step("pack the wheel") as doing:
+            wheel = pack(self.base, self.stage, wheels, compress)
+            doing.done = f"{wheel.name}, {wheel.stat().st_size / 1e6:.0f} MB"
+        stamp.write_text(self.fingerprint)
+        return wheel
+
+    def make(self) -> None:
+        """Stages all that the wheel gets."""
+        self.dir.mkdir(parents=True, exist_ok=True)
         base = f"torch {self.base.version}"
         with step(f"overlay, commit {self.commit.folder.name}, on {base}") as doing:
             written = self.resolve()
@@ -106,11 +115,15 @@ class Graft:
             self.stage_products()
         else:
             console.print(f"  {self.commit.folder.name} has no native function: nothing to compile")
-        with step("pack the wheel") as doing:
-            wheel = pack(self.base, self.stage, wheels, compress)
-            doing.done = f"{wheel.name}, {wheel.stat().st_size / 1e6:.0f} MB"
-        stamp.write_text(self.fingerprint)
-        return wheel
+
+    def make_kernels(self) -> list[cuda.Kernel]:
+        """Compiles those for CUDA anew, and the rest as it is needed; what the compiler said."""
+        if isinstance(self.nvcc, str):
+            raise ForkError(self.nvcc)
+        for made in (self.dir / "cmake").rglob("*.cu.o"):
+            made.unlink()
+        self.make()
+        return cuda.kernels((self.dir / "ninja.log").read_text())
 
     @cached_property
     def fingerprint(self) -> str:

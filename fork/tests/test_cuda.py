@@ -7,10 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from fork import cuda
 from fork.__main__ import ROOT
 from fork.base import Base
+from fork.errors import ForkError
+from fork.graft import Graft
+from fork.stack import Stack
 from fork.tests.conftest import write_files
 
 HERE = Path(__file__).parent
@@ -189,3 +193,63 @@ def test_compiler_of_another_release(tmp_path, monkeypatch):
         f"torch 2.13.0 is built for CUDA 99.0, for which there is no nvcc; {nvcc} is of 11.8"
     )
     assert why.endswith("on a GPU torch.attn is composed of matmul and tanh")
+
+
+def said(symbol, architecture, registers, stores=0, loads=0):
+    """As ptxas says it."""
+    return f"""\
+ptxas info    : Compiling entry function '{symbol}' for '{architecture}'
+ptxas info    : Function properties for {symbol}
+    8 bytes stack frame, {stores} bytes spill stores, {loads} bytes spill loads
+ptxas info    : Used {registers} registers, used 1 barriers, 8 bytes cumulative stack size
+"""
+
+
+ROWS = "_ZN2at6native10attn_tiles9attn_rowsI6__halfLi64ELb1ELi4EEEvNS1_7RowArgsIT_EE"
+WIDE = (
+    "_ZN2at6native10attn_tiles17attn_wide_columnsIfLi128ELNS1_9PrecisionE1ELNS1_9GradientsE2ELi1E"
+    "EEvNS1_10ColumnArgsIT_EE"
+)
+CLEAN = said(ROWS, "sm_80", 209) + said(ROWS, "sm_90", 203)
+
+
+def test_what_the_compiler_says():
+    half, _, wide = cuda.kernels(CLEAN + said(WIDE, "sm_90", 228, 4, 8))
+    assert half == cuda.Kernel("attn_rows<__half, 64, true, 4>", "sm_80", 209, 0)
+    assert half.sweep == "RowSweep<64, 4>"
+    assert wide.name == "attn_wide_columns<float, 128, (Precision)1, (Gradients)2, 1>"
+    assert wide.sweep == "WideColumnSweep<float, 128, 1>" and wide.spilled == 12
+
+
+@pytest.mark.parametrize(
+    "log, problems",
+    [
+        ("", ["no kernel was compiled"]),
+        (CLEAN, []),
+        (said(ROWS, "sm_80", 1), ["attn_rows<__half, 64, true, 4>: not compiled for sm_90"]),
+        (
+            CLEAN + said(WIDE, "sm_80", 255) + said(WIDE, "sm_90", 255, 4, 8),
+            [
+                "attn_wide_columns<float, 128, (Precision)1, (Gradients)2, 1>: spills 12 bytes "
+                "on sm_90"
+            ],
+        ),
+    ],
+    ids=["nothing", "clean", "lacking", "spilling"],
+)
+def test_what_a_kernel_must_not_have(log, problems):
+    assert cuda.problems(cuda.kernels(log), (80, 90)) == problems
+
+
+def test_table_of_kernels():
+    console = Console(width=200, record=True)
+    found = cuda.kernels(CLEAN + said(WIDE, "sm_90", 228, 4, 8))
+    console.print(cuda.table(found, dict.fromkeys((k.sweep for k in found), 3 << 10)))
+    lines = [line.split() for line in console.export_text().splitlines()]
+    assert lines[-2][-5:] == ["3.0", "209", "203", "0", "0"]
+    assert lines[-1][-5:] == ["3.0", "-", "228", "-", "12"]
+
+
+def test_check_without_a_compiler(tmp_path):
+    with pytest.raises(ForkError, match="torch 2.13.0 is not built for CUDA"):
+        Graft(Stack(ROOT), base_of(tmp_path, None)).make_kernels()
