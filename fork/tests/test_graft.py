@@ -148,7 +148,7 @@ def test_install_beside_borrowed_packages(unpacked, tmp_path, monkeypatch):
     python = borrow_venv(str(tmp_path / "env"))
     rpath = "\0$ORIGIN/../../nvidia/cu13/lib:$ORIGIN/../../cusparselt/lib:$ORIGIN\0"
     needs = {f"{DIST_INFO}/METADATA": "Name: torch\nVersion: 1\nRequires-Dist: nowhere\n\n"}
-    package = {"torch/__init__.py": "", "torch/lib/libtbase.so": rpath}
+    package = {"torch/__init__.py": "", "torch/lib/libtorch_global_deps.so": rpath}
     stage = write_files(tmp_path / "stage", {**package, **needs})
     made = pack(Base(unpacked), stage, tmp_path / "out", False)
     for fingerprint in ("first", "second"):
