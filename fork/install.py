@@ -9,7 +9,6 @@ from pathlib import Path
 from fork.bootstrap import BORROWED
 from fork.console import run, step
 from fork.errors import ForkError
-from fork.graft import UPSTREAM_LIBRARY
 
 UNDER_WAY = "installing"
 
@@ -42,9 +41,9 @@ def install(wheel: Path, fingerprint: str, venv: Path) -> None:
 def link_libraries(site: Path) -> None:
     """Puts links beside torch to the borrowed packages whose libraries it loads by their place.
 
-    They are NVIDIA's: the base's libtorch.so has all these places in its RPATH.
+    They are NVIDIA's, and torch loads them first, by a library that has only their places.
     """
-    rpath = (site / "torch" / "lib" / UPSTREAM_LIBRARY).read_bytes()
+    rpath = (site / "torch" / "lib" / "libtorch_global_deps.so").read_bytes()
     for name in {n.decode() for n in re.findall(rb"\$ORIGIN/\.\./\.\./(\w+)", rpath)}:
         link = site / name
         if link.is_symlink():

@@ -142,13 +142,13 @@ def test_a_packed_wheel_installs_and_uninstalls_clean(wheel, unpacked, tmp_path)
 def test_install_beside_borrowed_packages(unpacked, tmp_path, monkeypatch):
     """No index is asked, and the loader finds what it finds beside the borrower's torch."""
     host = write_files(tmp_path / "host/site-packages", {"nvidia/cu13/lib/libcudart.so": ""})
-    monkeypatch.setattr("sys.path", [*sys.path, str(host), str(tmp_path / "host/src")])
+    monkeypatch.setattr("sys.path", [str(host), *sys.path])
     monkeypatch.setenv("PIP_NO_INDEX", "0")
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/")
     python = borrow_venv(str(tmp_path / "env"))
     rpath = "\0$ORIGIN/../../nvidia/cu13/lib:$ORIGIN/../../cusparselt/lib:$ORIGIN\0"
     needs = {f"{DIST_INFO}/METADATA": "Name: torch\nVersion: 1\nRequires-Dist: nowhere\n\n"}
-    package = {"torch/__init__.py": "", "torch/lib/libtbase.so": rpath}
+    package = {"torch/__init__.py": "", "torch/lib/libtorch_global_deps.so": rpath}
     stage = write_files(tmp_path / "stage", {**package, **needs})
     made = pack(Base(unpacked), stage, tmp_path / "out", False)
     for fingerprint in ("first", "second"):
@@ -156,10 +156,8 @@ def test_install_beside_borrowed_packages(unpacked, tmp_path, monkeypatch):
     site = next((tmp_path / "env").glob("lib/python3*/site-packages"))
     assert (site / "nvidia").readlink() == host / "nvidia"
     assert not (site / "cusparselt").exists()
-    assert (site / "borrowed.pth").read_text().splitlines()[-2:] == [
-        str(host),
-        str(ROOT / "fork/stand_ins"),
-    ]
+    first, *_, last = (site / "borrowed.pth").read_text().splitlines()
+    assert (first, last) == (str(host), str(ROOT / "fork/stand_ins"))
     code = "import click, torch; print(torch.__file__)"
     found = subprocess.check_output([python, "-I", "-c", code], text=True)
     assert found.strip() == str(site / "torch/__init__.py")
@@ -324,7 +322,7 @@ def test_our_libtorch_needs_upstreams(grafted):
     lib = graft.stage / "torch" / "lib"
 
     assert dynamic(lib / "libtorch.so", "SONAME") == ["libtorch.so"]
-    assert dynamic(lib / "libtorch.so", "NEEDED")[0] == "libtbase.so"
+    assert "libtbase.so" in dynamic(lib / "libtorch.so", "NEEDED")
     assert dynamic(lib / "libtbase.so", "SONAME") == ["libtbase.so"]
 
 
