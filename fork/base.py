@@ -128,6 +128,12 @@ def _installed() -> Base:
     raise ForkError(f"no pristine torch is installed for {sys.executable}: name a release, BASE=")
 
 
+def rpath(library: Path) -> list[str]:
+    """Where the loader looks for what one of the wheel's libraries needs: `$ORIGIN` and others."""
+    found = re.search(rb"\$ORIGIN[^\0]*", library.read_bytes())
+    return found[0].decode().split(":") if found else []
+
+
 def _tag() -> str:
     return f"cp{sys.version_info.major}{sys.version_info.minor}"
 

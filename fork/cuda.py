@@ -123,23 +123,17 @@ def shared_memory(nvcc: Nvcc, sweeps: list[str], sources: Path, folder: Path) ->
 
 
 def table(found: list[Kernel], shared: dict[str, int]) -> Table:
-    """A line per kernel; `shared` has the bytes of its sweep."""
+    """A line per kernel; `shared` has the bytes that a block of its sweep asks for."""
     made = Table(box=None, pad_edge=False)
-    architectures = list(dict.fromkeys(kernel.architecture for kernel in found))
-    made.add_column("kernel")
+    made.add_column("kernel: registers, bytes spilled", no_wrap=True)
     made.add_column("shared KiB", justify="right")
-    for what in ("registers", "spilled"):
-        for architecture in architectures:
-            made.add_column(f"{what}\n{architecture}", justify="right")
-    by_name: dict[str, dict[str, Kernel]] = {}
-    for kernel in found:
-        by_name.setdefault(kernel.name, {})[kernel.architecture] = kernel
-    for name, by in sorted(by_name.items()):
-        row = [by.get(a) for a in architectures]
-        sizes = [str(k.registers if k else "-") for k in row] + [
-            str(k.spilled if k else "-") for k in row
-        ]
-        made.add_row(name, f"{shared[next(iter(by.values())).sweep] / 1024:.1f}", *sizes)
+    architectures = list(dict.fromkeys(kernel.architecture for kernel in found))
+    for architecture in architectures:
+        made.add_column(architecture, justify="right")
+    cells = {(k.name, k.architecture): f"{k.registers}, {k.spilled}" for k in found}
+    for name, sweep in sorted({(kernel.name, kernel.sweep) for kernel in found}):
+        row = (cells.get((name, architecture), "-") for architecture in architectures)
+        made.add_row(name, f"{shared[sweep] / 1024:.1f}", *row)
     return made
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import yaml
 
 from fork import cuda
-from fork.base import Base
+from fork.base import Base, rpath
 from fork.bootstrap import check_machine
 from fork.console import NinjaSteps, Step, console, run, step
 from fork.errors import ForkError
@@ -290,6 +290,8 @@ class Graft:
         settings = {
             "BASE": [self.base.folder],
             "UPSTREAM": [self.upstream_library],
+            # CUDA's own libraries are beside torch, for ours as for upstream's.
+            "RPATH": rpath(self.base.folder / "torch" / "lib" / "libtorch.so"),
             "CXX11_ABI": [abi[1] if abi else 1],  # releases that say nothing have the new one
             "CXX_STANDARD": [standard[1]],
             "INCLUDES": [

@@ -6,6 +6,7 @@ import re
 import shutil
 from pathlib import Path
 
+from fork.base import rpath
 from fork.bootstrap import BORROWED
 from fork.console import run, step
 from fork.errors import ForkError
@@ -43,8 +44,8 @@ def link_libraries(site: Path) -> None:
 
     They are NVIDIA's, and torch loads them first, by a library that has only their places.
     """
-    rpath = (site / "torch" / "lib" / "libtorch_global_deps.so").read_bytes()
-    for name in {n.decode() for n in re.findall(rb"\$ORIGIN/\.\./\.\./(\w+)", rpath)}:
+    places = rpath(site / "torch" / "lib" / "libtorch_global_deps.so")
+    for name in {found[1] for p in places if (found := re.match(r"\$ORIGIN/\.\./\.\./(\w+)", p))}:
         link = site / name
         if link.is_symlink():
             link.unlink()

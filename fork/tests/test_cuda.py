@@ -242,12 +242,12 @@ def test_what_a_kernel_must_not_have(log, problems):
 
 
 def test_table_of_kernels():
-    console = Console(width=200, record=True)
+    console = Console(width=100, record=True)
     found = cuda.kernels(CLEAN + said(WIDE, "sm_90", 228, 4, 8))
     console.print(cuda.table(found, dict.fromkeys((k.sweep for k in found), 3 << 10)))
-    lines = [line.split() for line in console.export_text().splitlines()]
-    assert lines[-2][-5:] == ["3.0", "209", "203", "0", "0"]
-    assert lines[-1][-5:] == ["3.0", "-", "228", "-", "12"]
+    lines = [re.split(r" {2,}", line.strip()) for line in console.export_text().splitlines()]
+    assert lines[-2][1:] == ["3.0", "209, 0", "203, 0"]
+    assert lines[-1][1:] == ["3.0", "-", "228, 12"]
 
 
 def test_check_without_a_compiler(tmp_path):

@@ -324,6 +324,9 @@ def test_our_libtorch_needs_upstreams(grafted):
     assert dynamic(lib / "libtorch.so", "SONAME") == ["libtorch.so"]
     assert "libtbase.so" in dynamic(lib / "libtorch.so", "NEEDED")
     assert dynamic(lib / "libtbase.so", "SONAME") == ["libtbase.so"]
+    # What it needs of CUDA's own libraries is where upstream's looks for them.
+    places = (dynamic(lib / name, "R(?:UN)?PATH") for name in ("libtorch.so", "libtbase.so"))
+    assert next(places) == next(places)
 
 
 def dynamic(library: Path, tag: str) -> list[str]:
