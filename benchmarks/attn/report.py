@@ -60,12 +60,13 @@ it has for tensors of 32 MiB and more, which malloc doesn't keep""",
     },
     "cuda": {
         "title": "GPU",
-        "clock": """Times are the GPU's own: CUDA events around each call, before which the L2 cache was flushed and the \
-call queued, so that the GPU doesn't wait for the host. A time marked *host* is of a small case, which does: the host's time per call, \
-of a block of calls after which it waits for the GPU. *tf32* is float32 where matmul may round to TF32; *fp32* where it may not. """,
-        "roofline": """, forward and backward one after the other. Peaks are those of torch's own products, fills, sums and \
-copies; more than 100% is possible: in fp32 for a kernel that multiplies on tensor cores, which torch's product does not, and for what \
-stays in the L2 cache""",
+        "clock": """Times are the GPU's own: CUDA events around each call, before which the L2 cache was flushed and \
+the call queued, so that the GPU doesn't wait for the host. A time marked *host* is of a small case, which does: the \
+host's time per call, of a block of calls after which it waits for the GPU. *tf32* is float32 where matmul may round \
+to TF32; *fp32* where it may not. """,
+        "roofline": """, forward and backward one after the other. Peaks are those of torch's own products, fills, \
+sums and copies; more than 100% is possible: in fp32 for a kernel that multiplies on tensor cores, which torch's \
+product does not, and for what stays in the L2 cache""",
     },
 }
 

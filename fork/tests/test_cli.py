@@ -2,13 +2,14 @@
 
 import subprocess
 import sys
+from pathlib import Path
 from unittest.mock import ANY
 
 import pytest
 from click.testing import CliRunner
 
 from fork import __main__ as cli
-from fork import bootstrap
+from fork import bootstrap, cuda
 from fork.__main__ import ROOT, main
 from fork.errors import ForkError
 from fork.graft import NATIVE
@@ -28,6 +29,7 @@ COMMANDS = (
         "review",
         "bench",
         "bench-gpu",
+        "cuda-check",
         "lint",
     ),
 )
@@ -354,3 +356,35 @@ def test_bench(tmp_path, monkeypatch, args, status, kept):
     passed = [arg for arg in args if arg != "--publish"]
     assert (tmp_path / "build/bench/cpu.json").read_text() == str(passed)
     assert sorted(f.name for f in tmp_path.glob("fork/results/*")) == kept
+
+
+@pytest.mark.parametrize(
+    "spilled, status, says",
+    [
+        (0, 0, "1 kernels for 1 architectures: linked"),
+        (8, 1, "error: attn_rows<__half, 64, true, 1>: spills 8 bytes on sm_90"),
+    ],
+    ids=["clean", "spilling"],
+)
+def test_cuda_check(in_repo, monkeypatch, spilled, status, says):
+    kernel = cuda.Kernel("attn_rows<__half, 64, true, 1>", "sm_90", 230, spilled)
+    asked = []
+
+    class Made:
+        nvcc = cuda.Nvcc(Path("nvcc"), "13.0", (90,))
+        dir = in_repo
+
+        def __init__(self, stack, base):
+            pass
+
+        def make_kernels(self):
+            return [kernel]
+
+    monkeypatch.setattr(cli, "Graft", Made)
+    monkeypatch.setattr(cli.bases, "get", lambda *args, **named: asked.append((args, named)))
+    monkeypatch.setattr(cuda, "shared_memory", lambda nvcc, sweeps, *rest: [48 << 10])
+    code, output = invoke("cuda-check")
+    # PyPI's, and in a folder where no other command takes it for the default base.
+    place = in_repo / "build/bases/cuda"
+    assert asked == [((cli.bases.default_release(), place), {"of_pypi": True})]
+    assert code == status and says in output and "48.0" in output

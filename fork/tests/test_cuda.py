@@ -95,6 +95,15 @@ def test_the_operators_own_tests(library, dtype, processors):
     assert launches > 50
 
 
+def test_a_device_with_less_shared_memory(library):
+    """As GPUs of capability 8.6 and 8.9 have: the kernels take smaller blocks."""
+    only = ("-k", "values_and_gradients_square_cpu_bfloat16")
+    passed, said, launches = run_tests(library, *only, device=(8, 99 << 10, 1))
+    _, _, usual = run_tests(library, *only)
+    assert passed, said
+    assert launches == usual > 0
+
+
 TF32 = """
 import sys, torch
 torch.ops.load_library(sys.argv[1])

@@ -216,14 +216,16 @@ bool launch(
 }
 
 // Calls of with how many warps share a block's rows or columns: 4, of smaller
-// blocks, where those of lines_of_block would keep few multiprocessors busy.
+// blocks, where those of lines_of_block would keep few multiprocessors busy, or
+// take more shared memory than there is. False if both do.
 template <typename F>
 bool for_across_of(
     const Batch& batch, int64_t lines, int64_t lines_of_block, const F& of) {
   const bool few = 2 * blocks_of(batch, lines, lines_of_block) <=
                    attribute(cudaDevAttrMultiProcessorCount);
-  return (few && of(std::integral_constant<int, 4>{})) ||
-         of(std::integral_constant<int, 1>{});
+  using Smaller = std::integral_constant<int, 4>;
+  return (few && of(Smaller{})) || of(std::integral_constant<int, 1>{}) ||
+         of(Smaller{});
 }
 
 // Of S = x yᵀ, element by element, P is made, and z = P w: see AttnRows.cuh.
