@@ -268,6 +268,7 @@ def test_upstreams_build_compiles_every_source():
 def test_the_graft_compiles_every_source(tmp_path, unpacked):
     extra = {"torch/share/cmake/Torch/TorchConfig.cmake": "_GLIBCXX_USE_CXX11_ABI=1"}
     extra["torch/share/cmake/Caffe2/public/utils.cmake"] = "CXX_STANDARD 20"
+    extra["torch/lib/libtorch.so"] = "\0libtorch.so\0$ORIGIN/../../nvidia/cu13/lib:$ORIGIN\0"
     write_files(unpacked, extra)
     graft = Graft(Stack(ROOT), Base(unpacked))
     without = graft.configuration()
@@ -277,4 +278,5 @@ def test_the_graft_compiles_every_source(tmp_path, unpacked):
     for path, _ in sources():
         assert f"{ROOT / path}" in config, path
         assert path.endswith(".cu") == (f"{ROOT / path}" not in without), path
+    assert 'set(GRAFT_RPATH "$ORIGIN/../../nvidia/cu13/lib" "$ORIGIN")' in config
     assert 'set(GRAFT_CUDA_ARCHITECTURES "80-real" "90-real" "100")' in config
