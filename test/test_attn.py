@@ -98,6 +98,7 @@ CASES = (
     Case("nothing", 0, 0, 0, 0),
     Case("large", 65, 33, 128, 70),
     Case("large_saturated", 65, 33, 128, 70, scores=20),
+    Case("long", 130, 40, 150, 24),
     Case("saturated", 7, 5, 6, 3, scores=20),
     Case("tiny", 7, 5, 6, 3, scores=1e-4),
     *(Case(layout, 7, 5, 6, 3, layout) for layout in LAYOUTS if layout != "contiguous"),

@@ -82,7 +82,7 @@ using attn_tiles::Operand;
 using attn_tiles::Scores;
 
 // Of the batch dimensions of N tensors, the neighbours that are one dimension
-// in each tensor are merged; none if too many remain.
+// in each tensor are merged; none if too many remain, or too large ones.
 template <size_t N>
 struct MergedBatch {
   Batch batch{};
@@ -117,6 +117,9 @@ std::optional<MergedBatch<N>> merge_batch(
         merged.strides[i][at] =
             tensors[i]->defined() ? tensors[i]->stride(dim) : 0;
       }
+    }
+    if (size > std::numeric_limits<int>::max() / merged.batch.sizes[at]) {
+      return std::nullopt;
     }
     merged.batch.sizes[at] *= size;
   }
@@ -176,6 +179,14 @@ int attribute(cudaDeviceAttr name) {
   return value;
 }
 
+// With fewer blocks, smaller ones are faster, though they read more of what
+// the others do: that takes less time than what float's products do.
+template <typename T>
+int64_t enough_blocks() {
+  const int64_t processors = attribute(cudaDevAttrMultiProcessorCount);
+  return (sizeof(T) < sizeof(float) ? 2 : 4) * processors / 3;
+}
+
 // Whether there are kernels for such sizes, of such a dtype, on this device.
 bool has_kernels(const Tensor& q, const Tensor& k, const Tensor& v) {
   constexpr int64_t widest = 128;
@@ -217,17 +228,24 @@ bool launch(
   return true;
 }
 
-// Calls of with how many warps share a block's rows or columns: 4, of smaller
-// blocks, where those of lines_of_block would keep few multiprocessors busy, or
-// take more shared memory than there is. False if both do.
+// Calls of with how many warps share a block's rows or columns: 1, or 2 or 4 of
+// smaller blocks, until there are enough blocks, or what takes less shared
+// memory than there is. False if nothing does.
 template <typename F>
 bool for_across_of(
-    const Batch& batch, int64_t lines, int64_t lines_of_block, const F& of) {
-  const bool few = 2 * blocks_of(batch, lines, lines_of_block) <=
-                   attribute(cudaDevAttrMultiProcessorCount);
-  using Smaller = std::integral_constant<int, 4>;
-  return (few && of(Smaller{})) || of(std::integral_constant<int, 1>{}) ||
-         of(Smaller{});
+    const Batch& batch,
+    int64_t lines,
+    int64_t lines_of_block,
+    int64_t enough,
+    const F& of) {
+  const auto too_few = [&](int across) {
+    return blocks_of(batch, lines, lines_of_block / across) < enough;
+  };
+  using One = std::integral_constant<int, 1>;
+  using Two = std::integral_constant<int, 2>;
+  using Four = std::integral_constant<int, 4>;
+  return (!too_few(1) && of(One{})) || (!too_few(2) && of(Two{})) ||
+         of(Four{}) || of(One{});
 }
 
 // Calls of with the least width of tiles that has room for d and e columns;
@@ -287,22 +305,25 @@ bool sweep_rows(
   args.n = attn.size(-1);
   args.d = x.defined() ? x.size(-1) : 0;
   args.e = w.size(-1);
+  const int64_t enough = enough_blocks<T>();
   return for_width_of<T>(args.d, args.e, [&](auto width) {
     if constexpr (sizeof(T) >= sizeof(float)) {
       constexpr int rows = attn_tiles::WideRowSweep<T, width, 1>::rows;
       return for_precision_of<T>([&](auto precision) {
-        return for_across_of(args.batch, args.m, rows, [&](auto across) {
-          using Sweep = attn_tiles::WideRowSweep<T, width, across>;
-          return launch<Sweep>(
-              attn_tiles::attn_wide_rows<T, width, backward, precision, across>,
-              args,
-              args.m,
-              Sweep::rows);
-        });
+        return for_across_of(
+            args.batch, args.m, rows, enough, [&](auto across) {
+              using Sweep = attn_tiles::WideRowSweep<T, width, across>;
+              return launch<Sweep>(
+                  attn_tiles::
+                      attn_wide_rows<T, width, backward, precision, across>,
+                  args,
+                  args.m,
+                  Sweep::rows);
+            });
       });
     } else {
       constexpr int rows = attn_tiles::RowSweep<width, 1>::rows;
-      return for_across_of(args.batch, args.m, rows, [&](auto across) {
+      return for_across_of(args.batch, args.m, rows, enough, [&](auto across) {
         using Sweep = attn_tiles::RowSweep<width, across>;
         return launch<Sweep>(
             attn_tiles::attn_rows<T, width, backward, across>,
@@ -350,21 +371,27 @@ bool sweep_columns(
   args.n = attn.size(-1);
   args.d = q.size(-1);
   args.e = v.size(-1);
+  const int64_t enough = enough_blocks<T>();
   return for_width_of<T>(args.d, args.e, [&](auto width) {
     if constexpr (sizeof(T) >= sizeof(float)) {
       constexpr int columns = attn_tiles::WideColumnSweep<T, width, 1>::columns;
       using attn_tiles::Gradients;
       return for_precision_of<T>([&](auto precision) {
         const auto sweep = [&](auto gradients) {
-          return for_across_of(args.batch, args.n, columns, [&](auto across) {
-            using Sweep = attn_tiles::WideColumnSweep<T, width, across>;
-            return launch<Sweep>(
-                attn_tiles::
-                    attn_wide_columns<T, width, precision, gradients, across>,
-                args,
-                args.n,
-                Sweep::columns);
-          });
+          return for_across_of(
+              args.batch, args.n, columns, enough, [&](auto across) {
+                using Sweep = attn_tiles::WideColumnSweep<T, width, across>;
+                return launch<Sweep>(
+                    attn_tiles::attn_wide_columns<
+                        T,
+                        width,
+                        precision,
+                        gradients,
+                        across>,
+                    args,
+                    args.n,
+                    Sweep::columns);
+              });
         };
         if constexpr (width * sizeof(T) <= 64 * sizeof(float)) {
           return sweep(std::integral_constant<Gradients, Gradients::both>{});
@@ -377,14 +404,15 @@ bool sweep_columns(
       });
     } else {
       constexpr int columns = attn_tiles::ColumnSweep<width, 1>::columns;
-      return for_across_of(args.batch, args.n, columns, [&](auto across) {
-        using Sweep = attn_tiles::ColumnSweep<width, across>;
-        return launch<Sweep>(
-            attn_tiles::attn_columns<T, width, across>,
-            args,
-            args.n,
-            Sweep::columns);
-      });
+      return for_across_of(
+          args.batch, args.n, columns, enough, [&](auto across) {
+            using Sweep = attn_tiles::ColumnSweep<width, across>;
+            return launch<Sweep>(
+                attn_tiles::attn_columns<T, width, across>,
+                args,
+                args.n,
+                Sweep::columns);
+          });
     }
   });
 }

@@ -17,12 +17,11 @@ template <int width_, int across_>
 struct ColumnSweep {
   static constexpr int width = width_; // columns of q, v and G_o, with zeros
   static constexpr int across = across_;
-  static constexpr int rows = 64; // of attn in a step
-  static constexpr int tall =
-      width == 64 && across == 1 ? 2 : 1; // tiles of 16 columns of a warp
-  static constexpr int warps = across == 1 ? 8 / tall : across;
-  static constexpr int threads = 32 * warps;
-  static constexpr int columns = 16 * tall * warps / across; // in a block
+  // Tiles of 16 columns of attn that a warp has.
+  static constexpr int tall = width == 64 ? 2 : 1;
+  static constexpr int warps = 8 / tall, threads = 32 * warps;
+  static constexpr int columns = 128 / across; // of attn in a block
+  static constexpr int rows = 64;              // of attn in a step
   // Bytes of tiles; a row of one has 128 at least.
   static constexpr int operand = 2 * rows * width;
   static constexpr int scores = 2 * rows * (columns < 64 ? 64 : columns);
@@ -194,11 +193,14 @@ __global__ void __launch_bounds__(
   }
 
   if constexpr (across > 1) {
-    if (args.grad_k) {
-      add_across<across>(grad_k[0], v_tile);
-    }
-    if (args.grad_v) {
-      add_across<across>(grad_v[0], v_tile);
+#pragma unroll
+    for (int i = 0; i < tall; ++i) {
+      if (args.grad_k) {
+        add_across<across>(grad_k[i], v_tile);
+      }
+      if (args.grad_v) {
+        add_across<across>(grad_v[i], v_tile);
+      }
     }
     if (warp % across) {
       return;

@@ -20,13 +20,12 @@ template <int width_, int across_>
 struct RowSweep {
   static constexpr int width = width_; // columns of x, y and w, with zeros
   static constexpr int across = across_;
-  static constexpr int tall =
-      width == 64 && across == 1 ? 2 : 1; // tiles of 16 rows that a warp has
-  static constexpr int warps = across == 1 ? 8 / tall : across;
-  static constexpr int threads = 32 * warps;
-  static constexpr int rows = 16 * tall * warps / across; // of attn in a block
-  static constexpr int columns = across == 1 ? 64 : 32 * across; // in a step
-  static constexpr int tile = 2 * columns * width; // bytes of y's, or w's
+  // Tiles of 16 rows that a warp has.
+  static constexpr int tall = width == 64 ? 2 : 1;
+  static constexpr int warps = 8 / tall, threads = 32 * warps;
+  static constexpr int rows = 128 / across;              // in a block
+  static constexpr int columns = across == 4 ? 128 : 64; // in a step
+  static constexpr int tile = 2 * columns * width;       // bytes of y's, or w's
   static constexpr int shared = 2 * rows * width + 4 * tile;
 };
 
@@ -226,7 +225,10 @@ __global__ void __launch_bounds__(
   }
 
   if constexpr (across > 1) {
-    add_across<across>(z[0], x_tile);
+#pragma unroll
+    for (int i = 0; i < tall; ++i) {
+      add_across<across>(z[i], x_tile);
+    }
     if (warp % across) {
       return;
     }

@@ -12,8 +12,8 @@ struct WideColumnSweep {
   static constexpr int width = width_;
   static constexpr int across = across_; // see ColumnSweep
   static constexpr int warps = 4, threads = 32 * warps;
-  static constexpr int columns = 16 * warps / across; // of attn in a block
-  static constexpr int rows = across == 1 ? 16 : 8 * across; // in a step
+  static constexpr int columns = 64 / across;        // of attn in a block
+  static constexpr int rows = across == 4 ? 32 : 16; // of attn in a step
   static constexpr int by_columns = kByColumns<T, width>;
   static constexpr int by_rows = kByRows<T, width>;
   static constexpr int score_row = kByRows<T, columns>;

@@ -12,11 +12,10 @@ struct WideRowSweep {
   static constexpr int width = width_;
   static constexpr int across = across_; // see RowSweep
   static constexpr int warps = 4, threads = 32 * warps;
-  static constexpr int rows = 16 * warps / across; // of attn in a block
-  // Of attn in a step: for each warp 8 at least; more take more registers.
-  static constexpr int columns = sizeof(T) * width > 256
-                                     ? (across == 1 ? 16 : 8 * across)
-                                     : (across == 1 ? 32 : 16 * across);
+  static constexpr int rows = 64 / across; // of attn in a block
+  // Of attn in a step; more would take more registers than there are.
+  static constexpr int columns =
+      (sizeof(T) * width <= 256 ? 32 : 16) * (across == 4 ? 2 : 1);
   static constexpr int by_columns = kByColumns<T, width>;
   static constexpr int by_rows = kByRows<T, width>;
   static constexpr int y_tile = sizeof(T) * columns * by_columns; // bytes

@@ -79,7 +79,7 @@ using attn_tiles::Operand;
 using attn_tiles::Scores;
 
 // Of the batch dimensions of N tensors, the neighbours that are one dimension
-// in each tensor are merged; none if too many remain.
+// in each tensor are merged; none if too many remain, or too large ones.
 template <size_t N>
 struct MergedBatch {
   Batch batch{};
@@ -114,6 +114,9 @@ std::optional<MergedBatch<N>> merge_batch(
         merged.strides[i][at] =
             tensors[i]->defined() ? tensors[i]->stride(dim) : 0;
       }
+    }
+    if (size > std::numeric_limits<int>::max() / merged.batch.sizes[at]) {
+      return std::nullopt;
     }
     merged.batch.sizes[at] *= size;
   }
@@ -173,6 +176,12 @@ int attribute(cudaDeviceAttr name) {
   return value;
 }
 
+// With fewer blocks, smaller ones are faster, though they read more of what
+// the others do.
+int64_t enough_blocks() {
+  return 2 * attribute(cudaDevAttrMultiProcessorCount) / 3;
+}
+
 // Whether there are kernels for such sizes, of such a dtype, on this device.
 bool has_kernels(const Tensor& q, const Tensor& k, const Tensor& v) {
   constexpr int64_t widest = 128;
@@ -215,17 +224,24 @@ bool launch(
   return true;
 }
 
-// Calls of with how many warps share a block's rows or columns: 4, of smaller
-// blocks, where those of lines_of_block would keep few multiprocessors busy, or
-// take more shared memory than there is. False if both do.
+// Calls of with how many warps share a block's rows or columns: 1, or 2 or 4 of
+// smaller blocks, until there are enough blocks, or what takes less shared
+// memory than there is. False if nothing does.
 template <typename F>
 bool for_across_of(
-    const Batch& batch, int64_t lines, int64_t lines_of_block, const F& of) {
-  const bool few = 2 * blocks_of(batch, lines, lines_of_block) <=
-                   attribute(cudaDevAttrMultiProcessorCount);
-  using Smaller = std::integral_constant<int, 4>;
-  return (few && of(Smaller{})) || of(std::integral_constant<int, 1>{}) ||
-         of(Smaller{});
+    const Batch& batch,
+    int64_t lines,
+    int64_t lines_of_block,
+    int64_t enough,
+    const F& of) {
+  const auto too_few = [&](int across) {
+    return blocks_of(batch, lines, lines_of_block / across) < enough;
+  };
+  using One = std::integral_constant<int, 1>;
+  using Two = std::integral_constant<int, 2>;
+  using Four = std::integral_constant<int, 4>;
+  return (!too_few(1) && of(One{})) || (!too_few(2) && of(Two{})) ||
+         of(Four{}) || of(One{});
 }
 
 // Of S = x yᵀ, element by element, P is made, and z = P w: see AttnRows.cuh.
@@ -258,9 +274,10 @@ bool sweep_rows(
   args.n = attn.size(-1);
   args.d = x.defined() ? x.size(-1) : 0;
   args.e = w.size(-1);
+  const int64_t enough = enough_blocks();
   const auto run = [&](auto width) {
     constexpr int rows = attn_tiles::RowSweep<width, 1>::rows;
-    return for_across_of(args.batch, args.m, rows, [&](auto across) {
+    return for_across_of(args.batch, args.m, rows, enough, [&](auto across) {
       using Sweep = attn_tiles::RowSweep<width, across>;
       return launch<Sweep>(
           attn_tiles::attn_rows<T, width, backward, across>,
@@ -309,9 +326,10 @@ bool sweep_columns(
   args.n = attn.size(-1);
   args.d = q.size(-1);
   args.e = v.size(-1);
+  const int64_t enough = enough_blocks();
   const auto run = [&](auto width) {
     constexpr int columns = attn_tiles::ColumnSweep<width, 1>::columns;
-    return for_across_of(args.batch, args.n, columns, [&](auto across) {
+    return for_across_of(args.batch, args.n, columns, enough, [&](auto across) {
       using Sweep = attn_tiles::ColumnSweep<width, across>;
       return launch<Sweep>(
           attn_tiles::attn_columns<T, width, across>,
