@@ -21,6 +21,7 @@
 #define __device__
 #define __global__
 #define __shared__
+#define __align__(bytes)
 #define __launch_bounds__(...)
 #define C10_CUDA_CHECK(x) TORCH_INTERNAL_ASSERT((x) == 0)
 #define C10_CUDA_KERNEL_LAUNCH_CHECK() emulator::check()

@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(
     attn_columns(ColumnArgs<T> args) {
   using Size = ColumnSweep<width, across>;
   constexpr int tall = Size::tall, steps = width / 16;
-  extern __shared__ uint4 shared[];
+  extern __shared__ __align__(128) uint4 shared[];
   const uint32_t v_tile =
       static_cast<uint32_t>(__cvta_generic_to_shared(shared));
   const uint32_t stages = v_tile + 2 * Size::columns * width;
@@ -56,55 +56,67 @@ __global__ void __launch_bounds__(
   const int group = warp / across;
   const bool has_output = args.grad_output.data != nullptr;
   const bool has_attn = args.grad_attn.data != nullptr;
-  const T* q = sample_of(args.q, args.batch, sample);
-  const T* g =
-      has_output ? sample_of(args.grad_output, args.batch, sample) : nullptr;
+  const int columns_left = args.n - column0;
   const T* attn =
       sample_of(args.attn, args.batch, sample) + column0 * args.attn.column;
   const T* grad_attn = has_attn
                            ? sample_of(args.grad_attn, args.batch, sample) +
                                  column0 * args.grad_attn.column
                            : nullptr;
+  using Rows = Loader<T, Size::rows, width, Size::threads>;
+  using Parts = Loader<T, Size::rows, Size::columns, Size::threads>;
+  const Rows q(sample_of(args.q, args.batch, sample), args.q.row, args.d);
+  const Rows g(
+      sample_of(args.grad_output, args.batch, sample),
+      args.grad_output.row,
+      args.e);
+  const Parts a_part(attn, args.attn.row, columns_left);
+  const Parts ga_part(grad_attn, args.grad_attn.row, columns_left);
 
+  const auto load_part = [&](uint32_t tile,
+                             const Parts& part,
+                             const T* from,
+                             const Scores<const T>& of,
+                             int row) {
+    if (of.aligned) {
+      part.load(tile, row, args.m - row);
+    } else {
+      load_scores<T, Size::rows, Size::columns, Size::threads>(
+          tile, from + row * of.row, of, args.m - row, columns_left);
+    }
+  };
   const auto load_step = [&](int row, int stage) {
     const uint32_t tile = stages + stage * Size::stage;
     const int left = args.m - row;
     if (args.grad_k) {
-      load_tile<T, Size::rows, width, Size::threads>(
-          tile, q + row * args.q.row, args.q.row, left, args.d);
+      q.load(tile, row, left);
     }
     if (has_output) {
-      load_tile<T, Size::rows, width, Size::threads>(
-          tile + Size::operand,
-          g + row * args.grad_output.row,
-          args.grad_output.row,
-          left,
-          args.e);
+      g.load(tile + Size::operand, row, left);
     }
-    load_scores<T, Size::rows, Size::columns, Size::threads>(
-        tile + 2 * Size::operand,
-        attn + row * args.attn.row,
-        args.attn,
-        left,
-        args.n - column0);
+    const uint32_t scores = tile + 2 * Size::operand;
+    load_part(scores, a_part, attn, args.attn, row);
     if (has_attn) {
-      load_scores<T, Size::rows, Size::columns, Size::threads>(
-          tile + 2 * Size::operand + Size::scores,
-          grad_attn + row * args.grad_attn.row,
-          args.grad_attn,
-          left,
-          args.n - column0);
+      load_part(scores + Size::scores, ga_part, grad_attn, args.grad_attn, row);
     }
     commit();
   };
-  load_tile<T, Size::columns, width, Size::threads>(
-      v_tile,
-      sample_of(args.v, args.batch, sample) + column0 * args.v.row,
-      args.v.row,
-      args.n - column0,
-      args.e);
+  Loader<T, Size::columns, width, Size::threads>(
+      sample_of(args.v, args.batch, sample), args.v.row, args.e)
+      .load(v_tile, column0, columns_left);
   load_step(0, 0);
 
+  // Where this lane's rows of matrices are, in a stage at 0 but for v's.
+  const int first = warp % across * 16; // of this warp's rows
+  const int score_row = first + lane / 16 * 8 + lane % 8;
+  const uint32_t a_row = place<Size::rows>(
+      2 * Size::operand, score_row, group * tall * 2 + lane / 8 % 2);
+  const uint32_t g_row =
+      place<Size::rows>(Size::operand, score_row, lane / 8 % 2);
+  const uint32_t row_of_sums =
+      place<Size::rows>(0, first + lane % 16, lane / 16);
+  const uint32_t v_row =
+      place<Size::columns>(v_tile, group * tall * 16 + lane % 16, lane / 16);
   float grad_k[tall][width / 8][4] = {}, grad_v[tall][width / 8][4] = {};
   for (int row = 0, stage = 0; row < args.m; row += Size::rows, stage ^= 1) {
     wait<0>();
@@ -112,19 +124,14 @@ __global__ void __launch_bounds__(
     if (row + Size::rows < args.m) {
       load_step(row + Size::rows, stage ^ 1);
     }
-    const uint32_t q_tile = stages + stage * Size::stage,
-                   g_tile = q_tile + Size::operand;
-    const uint32_t a_tile = g_tile + Size::operand,
-                   ga_tile = a_tile + Size::scores;
+    const uint32_t tile = stages + stage * Size::stage;
 #pragma unroll
-    for (int u = 0; u < Size::rows; u += 16 * across) { // rows of attn
-      const int part = u + warp % across * 16;
-      const int score_row = part + lane / 16 * 8 + lane % 8;
-      uint32_t a[tall][4]; // attnᵀ
+    for (int part = 0; part < Size::rows; part += 16 * across) { // rows of attn
+      uint32_t a[tall][4];                                       // attnᵀ
 #pragma unroll
       for (int i = 0; i < tall; ++i) {
-        const int chunk = (group * tall + i) * 2 + lane / 8 % 2;
-        load_transposed(a[i], place<Size::rows>(a_tile, score_row, chunk));
+        load_transposed(
+            a[i], place_from<Size::rows>(tile + a_row, part, 2 * i));
       }
       if (args.grad_k) {
         float s[tall][2][4] = {};
@@ -133,14 +140,12 @@ __global__ void __launch_bounds__(
           for (int step = 0; step < steps; ++step) {
             uint32_t b[4];
             load_matrices(
-                b,
-                place<Size::rows>(g_tile, score_row, 2 * step + lane / 8 % 2));
+                b, place_from<Size::rows>(tile + g_row, part, 2 * step));
 #pragma unroll
             for (int i = 0; i < tall; ++i) {
               uint32_t x[4];
-              const int r = (group * tall + i) * 16 + lane % 16;
               load_matrices(
-                  x, place<Size::columns>(v_tile, r, 2 * step + lane / 16));
+                  x, place_from<Size::columns>(v_row, 16 * i, 2 * step));
               mma<T>(s[i][0], x, b[0], b[1]);
               mma<T>(s[i][1], x, b[2], b[3]);
             }
@@ -151,8 +156,10 @@ __global__ void __launch_bounds__(
         for (int i = 0; i < tall; ++i) {
           uint32_t ga[4] = {};
           if (has_attn) {
-            const int chunk = (group * tall + i) * 2 + lane / 8 % 2;
-            load_transposed(ga, place<Size::rows>(ga_tile, score_row, chunk));
+            load_transposed(
+                ga,
+                place_from<Size::rows>(
+                    tile + Size::scores + a_row, part, 2 * i));
           }
 #pragma unroll
           for (int x = 0; x < 4; ++x) { // below + 2 j
@@ -161,14 +168,16 @@ __global__ void __launch_bounds__(
                 of[2 * (x % 2)], of[2 * (x % 2) + 1], a[i][x], ga[x]);
             // Beyond m there may be an inf * 0, which must not meet q's zeros.
             p[i][x] = keep_below(
-                p[i][x], row + part + 8 * (x / 2) + 2 * (lane % 4), args.m);
+                p[i][x],
+                row + part + first + 8 * (x / 2) + 2 * (lane % 4),
+                args.m);
           }
         }
 #pragma unroll
         for (int c = 0; c < width / 8; c += 2) {
           uint32_t b[4];
           load_transposed(
-              b, place<Size::rows>(q_tile, part + lane % 16, c + lane / 16));
+              b, place_from<Size::rows>(tile + row_of_sums, part, c));
 #pragma unroll
           for (int i = 0; i < tall; ++i) {
             mma<T>(grad_k[i][c], p[i], b[0], b[1]);
@@ -181,7 +190,9 @@ __global__ void __launch_bounds__(
         for (int c = 0; c < width / 8; c += 2) {
           uint32_t b[4];
           load_transposed(
-              b, place<Size::rows>(g_tile, part + lane % 16, c + lane / 16));
+              b,
+              place_from<Size::rows>(
+                  tile + Size::operand + row_of_sums, part, c));
 #pragma unroll
           for (int i = 0; i < tall; ++i) {
             mma<T>(grad_v[i][c], a[i], b[0], b[1]);

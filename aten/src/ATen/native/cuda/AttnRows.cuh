@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(
   using Size = RowSweep<width, across>;
   constexpr int steps = width / 16, tall = Size::tall;
   constexpr bool keep = width == 64; // x in registers
-  extern __shared__ uint4 shared[];
+  extern __shared__ __align__(128) uint4 shared[];
   const uint32_t x_tile =
       static_cast<uint32_t>(__cvta_generic_to_shared(shared));
   const uint32_t y_tile = x_tile + 2 * Size::rows * width,
@@ -56,41 +56,37 @@ __global__ void __launch_bounds__(
   const uint32_t sample = blockIdx.x / blocks;
   const int row0 = blockIdx.x % blocks * Size::rows;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const T* y = sample_of(args.y, args.batch, sample);
-  const T* w = sample_of(args.w, args.batch, sample);
+  const Loader<T, Size::columns, width, Size::threads> y(
+      sample_of(args.y, args.batch, sample), args.y.row, args.d);
+  const Loader<T, Size::columns, width, Size::threads> w(
+      sample_of(args.w, args.batch, sample), args.w.row, args.e);
 
   const auto load_step = [&](int column, int stage) {
     const int left = args.n - column;
-    load_tile<T, Size::columns, width, Size::threads>(
-        y_tile + stage * Size::tile,
-        y + column * args.y.row,
-        args.y.row,
-        left,
-        args.d);
-    load_tile<T, Size::columns, width, Size::threads>(
-        w_tile + stage * Size::tile,
-        w + column * args.w.row,
-        args.w.row,
-        left,
-        args.e);
+    y.load(y_tile + stage * Size::tile, column, left);
+    w.load(w_tile + stage * Size::tile, column, left);
     commit();
   };
-  load_tile<T, Size::rows, width, Size::threads>(
-      x_tile,
-      sample_of(args.x, args.batch, sample) + row0 * args.x.row,
-      args.x.row,
-      args.m - row0,
-      args.d);
+  Loader<T, Size::rows, width, Size::threads>(
+      sample_of(args.x, args.batch, sample), args.x.row, args.d)
+      .load(x_tile, row0, args.m - row0);
   load_step(0, 0);
   wait<0>();
   __syncthreads();
 
+  // Where this lane's rows of matrices are.
+  const uint32_t x_row = place<Size::rows>(
+      x_tile, warp / across * tall * 16 + lane % 16, lane / 16);
+  const int first = warp % across * 32; // of this warp's columns
+  const uint32_t y_row = place<Size::columns>(
+      y_tile, first + permuted(lane / 16, lane % 8), lane / 8 % 2);
+  const uint32_t w_row = place<Size::columns>(
+      w_tile, first + permuted(lane / 8 % 2, lane % 8), lane / 16);
   uint32_t x[keep ? steps : 1][tall][4];
   const auto load_x = [&](uint32_t (&to)[tall][4], int step) {
 #pragma unroll
     for (int i = 0; i < tall; ++i) {
-      const int r = (warp / across * tall + i) * 16 + lane % 16;
-      load_matrices(to[i], place<Size::rows>(x_tile, r, 2 * step + lane / 16));
+      load_matrices(to[i], place_from<Size::rows>(x_row, 16 * i, 2 * step));
     }
   };
   if constexpr (keep) {
@@ -122,9 +118,8 @@ __global__ void __launch_bounds__(
     }
 #pragma unroll
     for (int part = 0; part < Size::columns; part += 32 * across) {
-      const int half = part + warp % across * 32;
-      const int c0 =
-          column + half + 8 * (lane % 4); // this thread's, and the 7 after it
+      // This thread's, and the 7 after it.
+      const int c0 = column + part + first + 8 * (lane % 4);
       float s[tall][4][4] = {};
 #pragma unroll
       for (int step = 0; step < steps; ++step) {
@@ -134,11 +129,10 @@ __global__ void __launch_bounds__(
 #pragma unroll
         for (int j = 0; j < 4; j += 2) {
           uint32_t b[4];
-          const int r = half + permuted(j + lane / 16, lane % 8);
           load_matrices(
               b,
-              place<Size::columns>(
-                  y_tile + stage * Size::tile, r, 2 * step + lane / 8 % 2));
+              place_from<Size::columns>(
+                  y_row + stage * Size::tile, part + 2 * j, 2 * step));
 #pragma unroll
           for (int i = 0; i < tall; ++i) {
             mma<T>(s[i][j], x[keep ? step : 0][i], b[0], b[1]);
@@ -204,11 +198,10 @@ __global__ void __launch_bounds__(
 #pragma unroll
         for (int c = 0; c < width / 8; c += 2) {
           uint32_t b[4];
-          const int r = half + permuted(2 * u + lane / 8 % 2, lane % 8);
           load_transposed(
               b,
-              place<Size::columns>(
-                  w_tile + stage * Size::tile, r, c + lane / 16));
+              place_from<Size::columns>(
+                  w_row + stage * Size::tile, part + 4 * u, c));
 #pragma unroll
           for (int i = 0; i < tall; ++i) {
             const uint32_t a[4] = {

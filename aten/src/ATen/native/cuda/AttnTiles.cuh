@@ -50,7 +50,7 @@ __device__ inline auto sample_of(
 // chunk c of row r lies at c ^ swizzle(r). Neither 8 rows in succession nor the
 // rows r, r + 1, r + 8, r + 9, ... r + 25 (r even) of a permuted matrix, below,
 // share a bank.
-__device__ inline int swizzle(int r) {
+__device__ constexpr int swizzle(int r) {
   return ((r & 1) | (r >> 2 & 6)) ^ (r & 6);
 }
 
@@ -67,24 +67,46 @@ __device__ inline uint32_t place(uint32_t tile, int r, int chunk) {
          (((chunk % 8) ^ swizzle(r)) * 16);
 }
 
-// A tile of `rows` x `width` of an operand with m rows left and d columns;
-// zeros beyond them.
-template <typename T, int rows, int width, int threads>
-__device__ inline void load_tile(
-    uint32_t tile, const T* from, int64_t stride, int m, int d) {
-  constexpr int chunks = width / 8;
-#pragma unroll
-  for (int i = threadIdx.x; i < rows * chunks; i += threads) {
-    const int r = i / chunks, chunk = i % chunks;
-    const int left = r < m ? d - chunk * 8 : 0, count = left < 0   ? 0
-                                                        : left < 8 ? left
-                                                                   : 8;
-    copy_async(
-        place<rows>(tile, r, chunk),
-        count ? from + r * stride + chunk * 8 : from,
-        2 * count);
-  }
+// The place of row r + down and chunk + right, if these have no bit that those
+// have too: swizzle(r + down) is swizzle(r) ^ swizzle(down) then. It takes one
+// instruction where down and right are known at compile time.
+template <int rows>
+__device__ inline uint32_t place_from(uint32_t place, int down, int right) {
+  return (place ^ ((right % 8 ^ swizzle(down)) * 16)) +
+         ((right / 8) * rows + down) * 128;
 }
+
+// A thread's part in loading tiles of `rows` x `width` of an operand, which has
+// d columns; zeros are beyond them.
+template <typename T, int rows, int width, int threads>
+struct Loader {
+  static constexpr int chunks = width / 8, step = threads / chunks;
+  static_assert(threads % chunks == 0 && rows % step == 0);
+  const T* from; // of its chunk
+  int64_t stride;
+  uint32_t to; // in a tile at 0
+  int row, bytes;
+
+  __device__ Loader(const T* data, int64_t stride_, int d) : stride(stride_) {
+    row = threadIdx.x / chunks;
+    const int chunk = threadIdx.x % chunks, left = d - chunk * 8;
+    bytes = left < 0 ? 0 : left < 8 ? 2 * left : 16;
+    from = data + row * stride + chunk * 8;
+    to = place<rows>(0, row, chunk);
+  }
+
+  // The rows from `first` on, of which m are left.
+  __device__ void load(uint32_t tile, int first, int m) const {
+    const T* at = from + first * stride;
+#pragma unroll
+    for (int down = 0; down < rows; down += step) {
+      copy_async(
+          place_from<rows>(tile + to, down, 0),
+          at + down * stride,
+          row + down < m ? bytes : 0);
+    }
+  }
+};
 
 // `count` elements, at most 8, in 16 bytes; the others are zero.
 __device__ inline uint4 gather(
@@ -113,14 +135,11 @@ __device__ inline uint4 load_row(
       reinterpret_cast<const uint16_t*>(row + c * of.column), of.column, n - c);
 }
 
-// A tile of `rows` x `width` of attn, of which m rows and n columns are left.
+// A tile of `rows` x `width` of attn, whose rows are not as an operand's; m
+// rows and n columns are left.
 template <typename T, int rows, int width, int threads>
 __device__ inline void load_scores(
     uint32_t tile, const T* from, const Scores<const T>& of, int m, int n) {
-  if (of.aligned) {
-    load_tile<T, rows, width, threads>(tile, from, of.row, m, n);
-    return;
-  }
   constexpr int chunks = width / 8;
   for (int i = threadIdx.x; i < rows * chunks; i += threads) {
     const int r = i / chunks, chunk = i % chunks;

@@ -52,52 +52,57 @@ __global__ void __launch_bounds__(WideColumnSweep<T, width, across>::threads, 2)
   const bool want_v = gradients != Gradients::of_k && args.grad_v;
   const bool has_output = args.grad_output.data != nullptr;
   const bool has_attn = want_k && args.grad_attn.data != nullptr;
-  const T* q = sample_of(args.q, args.batch, sample);
-  const T* grad =
-      has_output ? sample_of(args.grad_output, args.batch, sample) : nullptr;
+  const int columns_left = args.n - column0;
   const T* attn =
       sample_of(args.attn, args.batch, sample) + column0 * args.attn.column;
   const T* grad_attn = has_attn
                            ? sample_of(args.grad_attn, args.batch, sample) +
                                  column0 * args.grad_attn.column
                            : nullptr;
+  constexpr int by_columns = Size::by_columns, score_row = Size::score_row;
+  using Parts =
+      WideLoader<T, Size::rows, Size::columns, score_row, Size::threads>;
+  const WideLoader<T, Size::rows, width, Size::by_rows, Size::threads> q(
+      sample_of(args.q, args.batch, sample), args.q.row, args.d);
+  const WideLoader<T, Size::rows, width, by_columns, Size::threads> grad(
+      sample_of(args.grad_output, args.batch, sample),
+      args.grad_output.row,
+      args.e);
+  const Parts a_part(attn, args.attn.row, columns_left);
+  const Parts ga_part(grad_attn, args.grad_attn.row, columns_left);
 
+  const auto load_part = [&](uint32_t tile,
+                             const Parts& part,
+                             const T* from,
+                             const Scores<const T>& of,
+                             int row) {
+    if (of.aligned) {
+      part.load(tile, row, args.m - row);
+    } else {
+      load_wide_scores<T, Size::rows, Size::columns, score_row, Size::threads>(
+          tile, from + row * of.row, of, args.m - row, columns_left);
+    }
+  };
   const auto load_step = [&](int row, int stage) {
     const uint32_t q_tile = stages + stage * Size::stage;
     const uint32_t g_tile = q_tile + Size::q_tile;
     const uint32_t a_tile = g_tile + Size::g_tile;
-    const int left = args.m - row, columns_left = args.n - column0;
+    const int left = args.m - row;
     if (want_k) {
-      load_wide<T, Size::rows, width, Size::by_rows, Size::threads>(
-          q_tile, q + row * args.q.row, args.q.row, left, args.d);
+      q.load(q_tile, row, left);
     }
     if (has_output) {
-      load_wide<T, Size::rows, width, Size::by_columns, Size::threads>(
-          g_tile,
-          grad + row * args.grad_output.row,
-          args.grad_output.row,
-          left,
-          args.e);
+      grad.load(g_tile, row, left);
     }
-    constexpr int columns = Size::columns, score_row = Size::score_row;
-    load_wide_scores<T, Size::rows, columns, score_row, Size::threads>(
-        a_tile, attn + row * args.attn.row, args.attn, left, columns_left);
+    load_part(a_tile, a_part, attn, args.attn, row);
     if (has_attn) {
-      load_wide_scores<T, Size::rows, columns, score_row, Size::threads>(
-          a_tile + Size::scores,
-          grad_attn + row * args.grad_attn.row,
-          args.grad_attn,
-          left,
-          columns_left);
+      load_part(a_tile + Size::scores, ga_part, grad_attn, args.grad_attn, row);
     }
     commit();
   };
-  load_wide<T, Size::columns, width, Size::by_columns, Size::threads>(
-      v_tile,
-      sample_of(args.v, args.batch, sample) + column0 * args.v.row,
-      args.v.row,
-      args.n - column0,
-      args.e);
+  WideLoader<T, Size::columns, width, by_columns, Size::threads>(
+      sample_of(args.v, args.batch, sample), args.v.row, args.e)
+      .load(v_tile, column0, columns_left);
   load_step(0, 0);
 
   const int first = warp % across * 8 * parts; // of this warp's rows
@@ -141,7 +146,7 @@ __global__ void __launch_bounds__(WideColumnSweep<T, width, across>::threads, 2)
         for (int h = 0; h < 2; ++h) {
           const int r = first + 8 * part + 2 * t + h;
           const uint32_t at =
-              a_tile + (r * Size::score_row + column + 8 * i) * sizeof(T);
+              a_tile + (r * score_row + column + 8 * i) * sizeof(T);
           const T x = load_shared<T>(at);
           const T ga = has_attn ? load_shared<T>(at + Size::scores) : T(0);
           a[part][i][h] = x;

@@ -38,31 +38,28 @@ __global__ void __launch_bounds__(WideRowSweep<T, width, across>::threads, 2)
   const int row0 = blockIdx.x % blocks * Size::rows;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int g = lane / 4, t = lane % 4;
-  const T* y = sample_of(args.y, args.batch, sample);
-  const T* w = sample_of(args.w, args.batch, sample);
+  constexpr int by_columns = Size::by_columns;
+  const WideLoader<T, Size::columns, width, by_columns, Size::threads> y(
+      sample_of(args.y, args.batch, sample), args.y.row, args.d);
+  const WideLoader<T, Size::columns, width, Size::by_rows, Size::threads> w(
+      sample_of(args.w, args.batch, sample), args.w.row, args.e);
 
   const auto load_step = [&](int column, int stage) {
     const uint32_t tile = stages + stage * Size::stage;
-    const int left = args.n - column;
-    load_wide<T, Size::columns, width, Size::by_columns, Size::threads>(
-        tile, y + column * args.y.row, args.y.row, left, args.d);
-    load_wide<T, Size::columns, width, Size::by_rows, Size::threads>(
-        tile + Size::y_tile, w + column * args.w.row, args.w.row, left, args.e);
+    y.load(tile, column, args.n - column);
+    w.load(tile + Size::y_tile, column, args.n - column);
     commit();
   };
-  load_wide<T, Size::rows, width, Size::by_columns, Size::threads>(
-      x_tile,
-      sample_of(args.x, args.batch, sample) + row0 * args.x.row,
-      args.x.row,
-      args.m - row0,
-      args.d);
+  WideLoader<T, Size::rows, width, by_columns, Size::threads>(
+      sample_of(args.x, args.batch, sample), args.x.row, args.d)
+      .load(x_tile, row0, args.m - row0);
   load_step(0, 0);
 
   const int first = warp % across * 8 * tiles; // of this warp's columns
   // This thread's rows of attn are `row` and 8 below it.
   const int row = row0 + warp / across * 16 + g;
   const uint32_t x_row =
-      x_tile + (warp / across * 16 + g) * Size::by_columns * sizeof(T);
+      x_tile + (warp / across * 16 + g) * by_columns * sizeof(T);
   // Of so few terms, a sum of tensor cores' is further off than a plain one.
   const bool few = precision == Precision::split && !backward && args.d <= 16;
   T* attn = sample_of(args.attn, args.batch, sample) + row * args.attn.row;
@@ -86,8 +83,8 @@ __global__ void __launch_bounds__(WideRowSweep<T, width, across>::threads, 2)
 #pragma unroll
       for (int j = 0; j < tiles; ++j) {
         const uint32_t y_row =
-            y_tile + (first + 8 * j + 2 * t) * Size::by_columns * sizeof(T);
-        add_exactly<T, Size::by_columns>(s[j].of, x_row, y_row, args.d);
+            y_tile + (first + 8 * j + 2 * t) * by_columns * sizeof(T);
+        add_exactly<T, by_columns>(s[j].of, x_row, y_row, args.d);
       }
     } else {
 #pragma unroll
@@ -95,14 +92,12 @@ __global__ void __launch_bounds__(WideRowSweep<T, width, across>::threads, 2)
         const uint32_t pair = (c + 2 * t) * sizeof(T);
         Part<T> x;
         load_pair(x[0], x_row + pair);
-        load_pair(x[1], x_row + 8 * Size::by_columns * sizeof(T) + pair);
+        load_pair(x[1], x_row + 8 * by_columns * sizeof(T) + pair);
 #pragma unroll
         for (int j = 0; j < tiles; ++j) {
           T b[2];
           load_pair(
-              b,
-              y_tile + (first + 8 * j + g) * Size::by_columns * sizeof(T) +
-                  pair);
+              b, y_tile + (first + 8 * j + g) * by_columns * sizeof(T) + pair);
           s[j].template add<true>(x, b);
         }
       }

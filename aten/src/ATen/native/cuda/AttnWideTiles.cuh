@@ -16,6 +16,11 @@ enum class Precision {
   split, // x = hi + lo, x y = hi hi' + (hi lo' + lo hi'), off by some 2^-23
 };
 
+// x rounded to 11 bits; a NaN may become a number, but then x - high(x) is NaN.
+__device__ inline float high(float x) {
+  return __uint_as_float((__float_as_uint(x) + 0x1000) & 0xffffe000);
+}
+
 // What is summed apart from it is finite only if `of` is: an inf has no lo.
 __device__ inline float with_rest(float of, float rest) {
   return of - of == 0 ? of + rest : of;
@@ -33,12 +38,13 @@ struct Sums {
       T hi_b[2], lo_b[2];
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        hi[0][j] = rounded(a[0][j]);
-        hi[1][j] = rounded(a[1][j]);
-        lo[0][j] = rounded(a[0][j] - hi[0][j]);
-        lo[1][j] = rounded(a[1][j] - hi[1][j]);
-        hi_b[j] = rounded(b[j]);
-        lo_b[j] = rounded(b[j] - hi_b[j]);
+        hi[0][j] = high(a[0][j]);
+        hi[1][j] = high(a[1][j]);
+        hi_b[j] = high(b[j]);
+        // Of 12 bits, the last of which is cut off: no worse than rounding.
+        lo[0][j] = a[0][j] - hi[0][j];
+        lo[1][j] = a[1][j] - hi[1][j];
+        lo_b[j] = b[j] - hi_b[j];
       }
       mma(rest, lo, hi_b);
       mma(rest, hi, lo_b);
@@ -139,32 +145,44 @@ __device__ inline void add_wide_across(Part<T> (&sums)[count], uint32_t room) {
   }
 }
 
-// A tile of `rows` x `width` of an operand with m rows left and d columns;
-// zeros beyond them.
+// A thread's part in loading tiles: Loader's, for these.
 template <typename T, int rows, int width, int stride, int threads>
-__device__ inline void load_wide(
-    uint32_t tile, const T* from, int64_t from_stride, int m, int d) {
-  constexpr int per = 16 / sizeof(T), chunks = width / per;
-#pragma unroll
-  for (int i = threadIdx.x; i < rows * chunks; i += threads) {
-    const int r = i / chunks, c = i % chunks * per;
-    const int left = r < m ? d - c : 0;
-    const int count = left < 0 ? 0 : left < per ? left : per;
-    copy_async(
-        tile + (r * stride + c) * sizeof(T),
-        count ? from + r * from_stride + c : from,
-        count * sizeof(T));
-  }
-}
+struct WideLoader {
+  static constexpr int per = 16 / sizeof(T), chunks = width / per;
+  static constexpr int step = threads / chunks;
+  static_assert(threads % chunks == 0 && rows % step == 0);
+  const T* from; // of its chunk
+  int64_t row_stride;
+  uint32_t to; // in a tile at 0
+  int row, bytes;
 
-// The same of attn or its gradient, of any strides.
+  __device__ WideLoader(const T* data, int64_t row_stride_, int d)
+      : row_stride(row_stride_) {
+    row = threadIdx.x / chunks;
+    const int c = threadIdx.x % chunks * per, left = d - c;
+    bytes = sizeof(T) * (left < 0 ? 0 : left < per ? left : per);
+    from = data + row * row_stride + c;
+    to = (row * stride + c) * sizeof(T);
+  }
+
+  // The rows from `first` on, of which m are left.
+  __device__ void load(uint32_t tile, int first, int m) const {
+    const T* at = from + first * row_stride;
+#pragma unroll
+    for (int down = 0; down < rows; down += step) {
+      copy_async(
+          tile + to + down * stride * static_cast<uint32_t>(sizeof(T)),
+          at + down * row_stride,
+          row + down < m ? bytes : 0);
+    }
+  }
+};
+
+// A tile of attn, whose rows are not as an operand's; m rows and n columns are
+// left.
 template <typename T, int rows, int width, int stride, int threads>
 __device__ inline void load_wide_scores(
     uint32_t tile, const T* from, const Scores<const T>& of, int m, int n) {
-  if (of.aligned) {
-    load_wide<T, rows, width, stride, threads>(tile, from, of.row, m, n);
-    return;
-  }
   for (int i = threadIdx.x; i < rows * width; i += threads) {
     const int r = i / width, c = i % width;
     store_shared(
