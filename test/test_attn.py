@@ -442,7 +442,7 @@ class TestAttn(AttnTestCase):
         )
 
     @parametrize("wanted,used", GRADIENTS)
-    @dtypes(torch.double, torch.cdouble)
+    @dtypes(*floating_and_complex_types_and(torch.half, torch.bfloat16))
     def test_gradient_is_none_unless_needed(self, device, dtype, wanted, used):
         inputs, grads = SMALL.make(device, dtype)
         actual, plain, reference = (

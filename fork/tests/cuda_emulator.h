@@ -389,9 +389,12 @@ float2 unpack(uint32_t both) {
   return {to_float(T{}, both & 0xffff), to_float(T{}, both >> 16)};
 }
 
+template <typename T>
+using Part = T[2][2];
+
 // The hardware's sums of a product's terms are cut off, not rounded.
 template <typename T>
-void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+void mma(Part<float>& c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   const emulator::Thread* warp =
       emulator::exchange({a[0], a[1], a[2], a[3], b0, b1});
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -400,16 +403,17 @@ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   };
   for (int i = 0; i < 4; ++i) {
     const int row = g + 8 * (i / 2), column = 2 * t + i % 2;
-    double sum = c[i];
+    float& to = c[i / 2][i % 2];
+    double sum = to;
     for (int k = 0; k < 16; ++k) {
       const uint32_t x =
           warp[row % 8 * 4 + k % 8 / 2].out[row / 8 + 2 * (k / 8)];
       const uint32_t y = warp[column * 4 + k % 8 / 2].out[4 + k / 8];
       sum += static_cast<double>(half(x, k % 2)) * half(y, k % 2);
     }
-    c[i] = static_cast<float>(sum);
-    if (std::abs(c[i]) > std::abs(sum)) {
-      c[i] = std::nextafter(c[i], 0.0f);
+    to = static_cast<float>(sum);
+    if (std::abs(to) > std::abs(sum)) {
+      to = std::nextafter(to, 0.0f);
     }
   }
   emulator::exchanged();
@@ -442,10 +446,6 @@ inline void store_shared(uint32_t to, uint4 x) {
   emulator::store(to, x);
 }
 
-inline uint4 load_shared(uint32_t from) {
-  return emulator::load<uint4>(from);
-}
-
 // Arrives when it is waited for; reading from there before, and until a
 // barrier, is a race.
 inline void copy_async(uint32_t to, const void* from, int count) {
@@ -465,6 +465,10 @@ inline void copy_async(uint32_t to, const void* from, int count) {
   }
 }
 
+inline void copy_async_if(bool within, uint32_t to, const void* from) {
+  copy_async(to, from, within ? 16 : 0);
+}
+
 inline void commit() {
   emulator::threads[emulator::current].groups.emplace_back();
 }
@@ -482,9 +486,6 @@ void wait() {
     groups.erase(groups.begin());
   }
 }
-
-template <typename T>
-using Part = T[2][2];
 
 inline float rounded(float x) {
   uint32_t word;

@@ -108,11 +108,13 @@ def test_the_operators_own_tests(library, dtype, processors, tests):
     assert launches > 0
 
 
-def test_a_device_with_less_shared_memory(library):
+@pytest.mark.parametrize("processors", [1, 1000])
+def test_a_device_with_less_shared_memory(library, processors):
     """As GPUs of capability 8.6 and 8.9 have: the kernels take smaller blocks."""
-    only = ("-k", "values_and_gradients_square_cpu_bfloat16")
-    passed, said, launches = run_tests(library, *only, device=(8, 99 << 10, 1))
-    _, _, usual = run_tests(library, *only)
+    cases = ("large_cpu_float16", "large_cpu_float32", "long_cpu_float64")
+    only = [option for case in cases for option in ("-k", f"values_and_gradients_{case}")]
+    passed, said, launches = run_tests(library, *only, device=(8, 99 << 10, processors))
+    _, _, usual = run_tests(library, *only, device=(8, 227 << 10, processors))
     assert passed, said
     assert launches == usual > 0
 

@@ -245,7 +245,7 @@ bool for_across_of(
   using Two = std::integral_constant<int, 2>;
   using Four = std::integral_constant<int, 4>;
   return (!too_few(1) && of(One{})) || (!too_few(2) && of(Two{})) ||
-         of(Four{}) || of(One{});
+         of(Four{}) || of(Two{}) || of(One{});
 }
 
 // Calls of with the least width of tiles that has room for d and e columns;
@@ -335,6 +335,22 @@ bool sweep_rows(
   });
 }
 
+// Calls of with the gradients that a launch makes: of k, of v or, if `both`
+// fit into registers, of both.
+template <bool both, typename T, typename F>
+bool for_gradients_of(const attn_tiles::ColumnArgs<T>& args, const F& of) {
+  using attn_tiles::Gradients;
+  using Both = std::integral_constant<Gradients, Gradients::both>;
+  using OfK = std::integral_constant<Gradients, Gradients::of_k>;
+  using OfV = std::integral_constant<Gradients, Gradients::of_v>;
+  if constexpr (both) {
+    if (args.grad_k && args.grad_v) {
+      return of(Both{});
+    }
+  }
+  return (!args.grad_k || of(OfK{})) && (!args.grad_v || of(OfV{}));
+}
+
 // S̄ᵀ = (v G_oᵀ + G_aᵀ) ∘ (1 - attnᵀ²), grad_k = S̄ᵀ q, grad_v = attnᵀ G_o
 template <typename T>
 bool sweep_columns(
@@ -375,9 +391,9 @@ bool sweep_columns(
   return for_width_of<T>(args.d, args.e, [&](auto width) {
     if constexpr (sizeof(T) >= sizeof(float)) {
       constexpr int columns = attn_tiles::WideColumnSweep<T, width, 1>::columns;
-      using attn_tiles::Gradients;
+      constexpr bool both = width * sizeof(T) <= 64 * sizeof(float);
       return for_precision_of<T>([&](auto precision) {
-        const auto sweep = [&](auto gradients) {
+        return for_gradients_of<both>(args, [&](auto gradients) {
           return for_across_of(
               args.batch, args.n, columns, enough, [&](auto across) {
                 using Sweep = attn_tiles::WideColumnSweep<T, width, across>;
@@ -392,27 +408,21 @@ bool sweep_columns(
                     args.n,
                     Sweep::columns);
               });
-        };
-        if constexpr (width * sizeof(T) <= 64 * sizeof(float)) {
-          return sweep(std::integral_constant<Gradients, Gradients::both>{});
-        } else {
-          using OfK = std::integral_constant<Gradients, Gradients::of_k>;
-          using OfV = std::integral_constant<Gradients, Gradients::of_v>;
-          return (!args.grad_k || sweep(OfK{})) &&
-                 (!args.grad_v || sweep(OfV{}));
-        }
+        });
       });
     } else {
       constexpr int columns = attn_tiles::ColumnSweep<width, 1>::columns;
-      return for_across_of(
-          args.batch, args.n, columns, enough, [&](auto across) {
-            using Sweep = attn_tiles::ColumnSweep<width, across>;
-            return launch<Sweep>(
-                attn_tiles::attn_columns<T, width, across>,
-                args,
-                args.n,
-                Sweep::columns);
-          });
+      return for_gradients_of<true>(args, [&](auto gradients) {
+        return for_across_of(
+            args.batch, args.n, columns, enough, [&](auto across) {
+              using Sweep = attn_tiles::ColumnSweep<width, across>;
+              return launch<Sweep>(
+                  attn_tiles::attn_columns<T, width, gradients, across>,
+                  args,
+                  args.n,
+                  Sweep::columns);
+            });
+      });
     }
   });
 }

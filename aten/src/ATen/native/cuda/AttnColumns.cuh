@@ -11,17 +11,19 @@
 
 namespace at::native::attn_tiles {
 
-// With `across`, so many warps share the same columns and divide their rows:
-// see RowSweep.
-template <int width_, int across_>
+// q, v and G_o have `width` columns, with zeros. With `across`, so many warps
+// share the same columns and divide their rows: see RowSweep.
+template <int width, int across>
 struct ColumnSweep {
-  static constexpr int width = width_; // columns of q, v and G_o, with zeros
-  static constexpr int across = across_;
   // Tiles of 16 columns of attn that a warp has.
   static constexpr int tall = width == 64 ? 2 : 1;
   static constexpr int warps = 8 / tall, threads = 32 * warps;
   static constexpr int columns = 128 / across; // of attn in a block
-  static constexpr int rows = 64;              // of attn in a step
+  // Of attn in a step; capability 8.6 and 8.9 have too little shared memory for
+  // more of the long ones.
+  static constexpr int rows = width == 128 && across == 2 ? 32 : 64;
+  using V = Panels<columns>;
+  using Q = Panels<rows>; // and the others
   // Bytes of tiles; a row of one has 128 at least.
   static constexpr int operand = 2 * rows * width;
   static constexpr int scores = 2 * rows * (columns < 64 ? 64 : columns);
@@ -38,11 +40,16 @@ struct ColumnArgs {
   int m, n, d, e;
 };
 
-template <typename T, int width, int across>
+// Of grad_k and grad_v, those that a launch makes; what needs grad_v has G_o.
+enum class Gradients { both, of_k, of_v };
+
+template <typename T, int width, Gradients gradients, int across>
 __global__ void __launch_bounds__(
     ColumnSweep<width, across>::threads, width == 64 ? 2 : 1)
     attn_columns(ColumnArgs<T> args) {
   using Size = ColumnSweep<width, across>;
+  using V = typename Size::V;
+  using Q = typename Size::Q;
   constexpr int tall = Size::tall, steps = width / 16;
   extern __shared__ __align__(128) uint4 shared[];
   const uint32_t v_tile =
@@ -54,8 +61,10 @@ __global__ void __launch_bounds__(
   const int column0 = blockIdx.x % blocks * Size::columns;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int group = warp / across;
-  const bool has_output = args.grad_output.data != nullptr;
-  const bool has_attn = args.grad_attn.data != nullptr;
+  constexpr bool want_k = gradients != Gradients::of_v;
+  constexpr bool want_v = gradients != Gradients::of_k;
+  const bool has_output = want_v || args.grad_output.data != nullptr;
+  const bool has_attn = want_k && args.grad_attn.data != nullptr;
   const int columns_left = args.n - column0;
   const T* attn =
       sample_of(args.attn, args.batch, sample) + column0 * args.attn.column;
@@ -63,45 +72,33 @@ __global__ void __launch_bounds__(
                            ? sample_of(args.grad_attn, args.batch, sample) +
                                  column0 * args.grad_attn.column
                            : nullptr;
-  using Rows = Loader<T, Size::rows, width, Size::threads>;
-  using Parts = Loader<T, Size::rows, Size::columns, Size::threads>;
+  using Rows = Loader<T, Q, width, Size::threads>;
+  using Parts = ScoreLoader<T, Q, Size::columns, Size::threads>;
   const Rows q(sample_of(args.q, args.batch, sample), args.q.row, args.d);
   const Rows g(
       sample_of(args.grad_output, args.batch, sample),
       args.grad_output.row,
       args.e);
-  const Parts a_part(attn, args.attn.row, columns_left);
-  const Parts ga_part(grad_attn, args.grad_attn.row, columns_left);
+  const Parts a_part(attn, args.attn, columns_left);
+  const Parts ga_part(grad_attn, args.grad_attn, columns_left);
 
-  const auto load_part = [&](uint32_t tile,
-                             const Parts& part,
-                             const T* from,
-                             const Scores<const T>& of,
-                             int row) {
-    if (of.aligned) {
-      part.load(tile, row, args.m - row);
-    } else {
-      load_scores<T, Size::rows, Size::columns, Size::threads>(
-          tile, from + row * of.row, of, args.m - row, columns_left);
-    }
-  };
   const auto load_step = [&](int row, int stage) {
     const uint32_t tile = stages + stage * Size::stage;
     const int left = args.m - row;
-    if (args.grad_k) {
+    if (want_k) {
       q.load(tile, row, left);
     }
     if (has_output) {
       g.load(tile + Size::operand, row, left);
     }
     const uint32_t scores = tile + 2 * Size::operand;
-    load_part(scores, a_part, attn, args.attn, row);
+    a_part.load(scores, row, left);
     if (has_attn) {
-      load_part(scores + Size::scores, ga_part, grad_attn, args.grad_attn, row);
+      ga_part.load(scores + Size::scores, row, left);
     }
     commit();
   };
-  Loader<T, Size::columns, width, Size::threads>(
+  Loader<T, V, width, Size::threads>(
       sample_of(args.v, args.batch, sample), args.v.row, args.e)
       .load(v_tile, column0, columns_left);
   load_step(0, 0);
@@ -109,15 +106,13 @@ __global__ void __launch_bounds__(
   // Where this lane's rows of matrices are, in a stage at 0 but for v's.
   const int first = warp % across * 16; // of this warp's rows
   const int score_row = first + lane / 16 * 8 + lane % 8;
-  const uint32_t a_row = place<Size::rows>(
-      2 * Size::operand, score_row, group * tall * 2 + lane / 8 % 2);
-  const uint32_t g_row =
-      place<Size::rows>(Size::operand, score_row, lane / 8 % 2);
-  const uint32_t row_of_sums =
-      place<Size::rows>(0, first + lane % 16, lane / 16);
+  const uint32_t a_row =
+      Q::place(2 * Size::operand, score_row, group * tall * 2 + lane / 8 % 2);
+  const uint32_t g_row = Q::place(Size::operand, score_row, lane / 8 % 2);
+  const uint32_t row_of_sums = Q::place(0, first + lane % 16, lane / 16);
   const uint32_t v_row =
-      place<Size::columns>(v_tile, group * tall * 16 + lane % 16, lane / 16);
-  float grad_k[tall][width / 8][4] = {}, grad_v[tall][width / 8][4] = {};
+      V::place(v_tile, group * tall * 16 + lane % 16, lane / 16);
+  Part<float> grad_k[tall][width / 8] = {}, grad_v[tall][width / 8] = {};
   for (int row = 0, stage = 0; row < args.m; row += Size::rows, stage ^= 1) {
     wait<0>();
     __syncthreads();
@@ -125,27 +120,31 @@ __global__ void __launch_bounds__(
       load_step(row + Size::rows, stage ^ 1);
     }
     const uint32_t tile = stages + stage * Size::stage;
-#pragma unroll
+#pragma unroll 1
     for (int part = 0; part < Size::rows; part += 16 * across) { // rows of attn
-      uint32_t a[tall][4];                                       // attnᵀ
+      uint32_t a[tall][4], ga[tall][4] = {}; // attnᵀ and its gradient
 #pragma unroll
       for (int i = 0; i < tall; ++i) {
-        load_transposed(
-            a[i], place_from<Size::rows>(tile + a_row, part, 2 * i));
+        load_transposed(a[i], Q::place_from(tile + a_row, part, 2 * i));
       }
-      if (args.grad_k) {
-        float s[tall][2][4] = {};
+      if (has_attn) {
+#pragma unroll
+        for (int i = 0; i < tall; ++i) {
+          load_transposed(
+              ga[i], Q::place_from(tile + Size::scores + a_row, part, 2 * i));
+        }
+      }
+      if (want_k) {
+        Part<float> s[tall][2] = {};
         if (has_output) {
 #pragma unroll
           for (int step = 0; step < steps; ++step) {
             uint32_t b[4];
-            load_matrices(
-                b, place_from<Size::rows>(tile + g_row, part, 2 * step));
+            load_matrices(b, Q::place_from(tile + g_row, part, 2 * step));
 #pragma unroll
             for (int i = 0; i < tall; ++i) {
               uint32_t x[4];
-              load_matrices(
-                  x, place_from<Size::columns>(v_row, 16 * i, 2 * step));
+              load_matrices(x, V::place_from(v_row, 16 * i, 2 * step));
               mma<T>(s[i][0], x, b[0], b[1]);
               mma<T>(s[i][1], x, b[2], b[3]);
             }
@@ -154,18 +153,10 @@ __global__ void __launch_bounds__(
         uint32_t p[tall][4];
 #pragma unroll
         for (int i = 0; i < tall; ++i) {
-          uint32_t ga[4] = {};
-          if (has_attn) {
-            load_transposed(
-                ga,
-                place_from<Size::rows>(
-                    tile + Size::scores + a_row, part, 2 * i));
-          }
 #pragma unroll
           for (int x = 0; x < 4; ++x) { // below + 2 j
-            const float (&of)[4] = s[i][x / 2];
-            p[i][x] = grad_scores<T>(
-                of[2 * (x % 2)], of[2 * (x % 2) + 1], a[i][x], ga[x]);
+            const float (&of)[2] = s[i][x / 2][x % 2];
+            p[i][x] = grad_scores<T>(of[0], of[1], a[i][x], ga[i][x]);
             // Beyond m there may be an inf * 0, which must not meet q's zeros.
             p[i][x] = keep_below(
                 p[i][x],
@@ -176,8 +167,7 @@ __global__ void __launch_bounds__(
 #pragma unroll
         for (int c = 0; c < width / 8; c += 2) {
           uint32_t b[4];
-          load_transposed(
-              b, place_from<Size::rows>(tile + row_of_sums, part, c));
+          load_transposed(b, Q::place_from(tile + row_of_sums, part, c));
 #pragma unroll
           for (int i = 0; i < tall; ++i) {
             mma<T>(grad_k[i][c], p[i], b[0], b[1]);
@@ -185,14 +175,12 @@ __global__ void __launch_bounds__(
           }
         }
       }
-      if (args.grad_v) {
+      if (want_v) {
 #pragma unroll
         for (int c = 0; c < width / 8; c += 2) {
           uint32_t b[4];
           load_transposed(
-              b,
-              place_from<Size::rows>(
-                  tile + Size::operand + row_of_sums, part, c));
+              b, Q::place_from(tile + Size::operand + row_of_sums, part, c));
 #pragma unroll
           for (int i = 0; i < tall; ++i) {
             mma<T>(grad_v[i][c], a[i], b[0], b[1]);
@@ -206,10 +194,10 @@ __global__ void __launch_bounds__(
   if constexpr (across > 1) {
 #pragma unroll
     for (int i = 0; i < tall; ++i) {
-      if (args.grad_k) {
+      if (want_k) {
         add_across<across>(grad_k[i], v_tile);
       }
-      if (args.grad_v) {
+      if (want_v) {
         add_across<across>(grad_v[i], v_tile);
       }
     }
@@ -224,11 +212,11 @@ __global__ void __launch_bounds__(
       const int column =
           column0 + (group * tall + i) * 16 + 8 * below + lane / 4;
       const int64_t at = sample * static_cast<int64_t>(args.n) + column;
-      if (column < args.n && args.grad_k) {
+      if (column < args.n && want_k) {
         store_sums<T, width>(
             args.grad_k + at * args.d, grad_k[i], below, args.d);
       }
-      if (column < args.n && args.grad_v) {
+      if (column < args.n && want_v) {
         store_sums<T, width>(
             args.grad_v + at * args.e, grad_v[i], below, args.e);
       }

@@ -10,29 +10,33 @@
 
 namespace at::native::attn_tiles {
 
-// c += a b, with a: 16 x 16, b: 16 x 8. A thread of lane 4 g + t has, of c,
-// (row, column) (g, 2 t), (g, 2 t + 1), (g + 8, 2 t), (g + 8, 2 t + 1); of a,
-// pairs at (g, 2 t), (g + 8, 2 t), (g, 2 t + 8), (g + 8, 2 t + 8); of b, pairs
+// What a thread of lane 4 g + t has of a 16 x 8 matrix: [i][j] is the element
+// at row g + 8 i and column 2 t + j.
+template <typename T>
+using Part = T[2][2];
+
+// c += a b, with a: 16 x 16, b: 16 x 8. Such a thread has, of a, pairs at (row,
+// column) (g, 2 t), (g + 8, 2 t), (g, 2 t + 8), (g + 8, 2 t + 8); of b, pairs
 // of rows at (2 t, g), (2 t + 8, g).
 template <typename T>
 __device__ inline void mma(
-    float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+    Part<float>& c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 
 template <>
 __device__ inline void mma<__nv_bfloat16>(
-    float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    Part<float>& c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
       "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[1][0]), "+f"(c[1][1])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 template <>
 __device__ inline void mma<__half>(
-    float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    Part<float>& c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
       "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[1][0]), "+f"(c[1][1])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
@@ -64,6 +68,21 @@ __device__ inline void copy_async(uint32_t to, const void* from, int bytes) {
                : "memory");
 }
 
+// The same of all 16 bytes, or zeros: a size that varies takes more
+// instructions.
+__device__ inline void copy_async_if(
+    bool within, uint32_t to, const void* from) {
+  asm volatile(
+      "{\n"
+      "  .reg .pred beyond;\n"
+      "  setp.eq.u32 beyond, %2, 0;\n"
+      "  cp.async.cg.shared.global [%0], [%1], 16, beyond;\n"
+      "}" ::"r"(to),
+      "l"(from),
+      "r"(static_cast<uint32_t>(within))
+      : "memory");
+}
+
 __device__ inline void store_shared(uint32_t to, uint4 x) {
   asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(to),
                "r"(x.x),
@@ -73,12 +92,17 @@ __device__ inline void store_shared(uint32_t to, uint4 x) {
                : "memory");
 }
 
-__device__ inline uint4 load_shared(uint32_t from) {
-  uint4 x;
-  asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-               : "r"(from)
-               : "memory");
+__device__ inline void store_shared(uint32_t to, float x) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(x) : "memory");
+}
+
+template <typename T>
+__device__ inline T load_shared(uint32_t address);
+
+template <>
+__device__ inline float load_shared<float>(uint32_t address) {
+  float x;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address) : "memory");
   return x;
 }
 

@@ -13,19 +13,19 @@
 
 namespace at::native::attn_tiles {
 
-// With `across`, so many warps share the same rows and divide their columns:
-// more blocks, of fewer rows, for matrices that would keep few multiprocessors
-// busy otherwise.
-template <int width_, int across_>
+// x, y and w have `width` columns, with zeros. With `across`, so many warps
+// share the same rows and divide their columns: more blocks, of fewer rows, for
+// matrices that would keep few multiprocessors busy otherwise.
+template <int width, int across>
 struct RowSweep {
-  static constexpr int width = width_; // columns of x, y and w, with zeros
-  static constexpr int across = across_;
   // Tiles of 16 rows that a warp has.
   static constexpr int tall = width == 64 ? 2 : 1;
   static constexpr int warps = 8 / tall, threads = 32 * warps;
   static constexpr int rows = 128 / across;              // in a block
   static constexpr int columns = across == 4 ? 128 : 64; // in a step
-  static constexpr int tile = 2 * columns * width;       // bytes of y's, or w's
+  using X = Panels<rows>;
+  using Y = Panels<columns>;                       // and w
+  static constexpr int tile = 2 * columns * width; // bytes of y's, or w's
   static constexpr int shared = 2 * rows * width + 4 * tile;
 };
 
@@ -44,6 +44,8 @@ __global__ void __launch_bounds__(
     RowSweep<width, across>::threads, width == 64 ? 2 : 1)
     attn_rows(RowArgs<T> args) {
   using Size = RowSweep<width, across>;
+  using X = typename Size::X;
+  using Y = typename Size::Y;
   constexpr int steps = width / 16, tall = Size::tall;
   constexpr bool keep = width == 64; // x in registers
   extern __shared__ __align__(128) uint4 shared[];
@@ -56,9 +58,9 @@ __global__ void __launch_bounds__(
   const uint32_t sample = blockIdx.x / blocks;
   const int row0 = blockIdx.x % blocks * Size::rows;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const Loader<T, Size::columns, width, Size::threads> y(
+  const Loader<T, Y, width, Size::threads> y(
       sample_of(args.y, args.batch, sample), args.y.row, args.d);
-  const Loader<T, Size::columns, width, Size::threads> w(
+  const Loader<T, Y, width, Size::threads> w(
       sample_of(args.w, args.batch, sample), args.w.row, args.e);
 
   const auto load_step = [&](int column, int stage) {
@@ -67,7 +69,7 @@ __global__ void __launch_bounds__(
     w.load(w_tile + stage * Size::tile, column, left);
     commit();
   };
-  Loader<T, Size::rows, width, Size::threads>(
+  Loader<T, X, width, Size::threads>(
       sample_of(args.x, args.batch, sample), args.x.row, args.d)
       .load(x_tile, row0, args.m - row0);
   load_step(0, 0);
@@ -75,18 +77,18 @@ __global__ void __launch_bounds__(
   __syncthreads();
 
   // Where this lane's rows of matrices are.
-  const uint32_t x_row = place<Size::rows>(
-      x_tile, warp / across * tall * 16 + lane % 16, lane / 16);
+  const uint32_t x_row =
+      X::place(x_tile, warp / across * tall * 16 + lane % 16, lane / 16);
   const int first = warp % across * 32; // of this warp's columns
-  const uint32_t y_row = place<Size::columns>(
-      y_tile, first + permuted(lane / 16, lane % 8), lane / 8 % 2);
-  const uint32_t w_row = place<Size::columns>(
-      w_tile, first + permuted(lane / 8 % 2, lane % 8), lane / 16);
+  const uint32_t y_row =
+      Y::place(y_tile, first + permuted(lane / 16, lane % 8), lane / 8 % 2);
+  const uint32_t w_row =
+      Y::place(w_tile, first + permuted(lane / 8 % 2, lane % 8), lane / 16);
   uint32_t x[keep ? steps : 1][tall][4];
   const auto load_x = [&](uint32_t (&to)[tall][4], int step) {
 #pragma unroll
     for (int i = 0; i < tall; ++i) {
-      load_matrices(to[i], place_from<Size::rows>(x_row, 16 * i, 2 * step));
+      load_matrices(to[i], X::place_from(x_row, 16 * i, 2 * step));
     }
   };
   if constexpr (keep) {
@@ -106,7 +108,7 @@ __global__ void __launch_bounds__(
                            ? sample_of(args.grad_attn, args.batch, sample) +
                                  row * args.grad_attn.row
                            : nullptr;
-  float z[tall][width / 8][4] = {};
+  Part<float> z[tall][width / 8] = {};
   for (int column = 0, stage = 0; column < args.n;
        column += Size::columns, stage ^= 1) {
     if (column) {
@@ -120,7 +122,16 @@ __global__ void __launch_bounds__(
     for (int part = 0; part < Size::columns; part += 32 * across) {
       // This thread's, and the 7 after it.
       const int c0 = column + part + first + 8 * (lane % 4);
-      float s[tall][4][4] = {};
+      const int left = args.m - row;
+      // They come while S is multiplied.
+      uint4 a[tall][2] = {}, ga[tall][2] = {};
+      if constexpr (backward) {
+        load_rows<T>(a, attn, saved, left, c0, args.n);
+        if (grad_attn) {
+          load_rows<T>(ga, grad_attn, args.grad_attn, left, c0, args.n);
+        }
+      }
+      Part<float> s[tall][4] = {};
 #pragma unroll
       for (int step = 0; step < steps; ++step) {
         if constexpr (!keep) {
@@ -131,7 +142,7 @@ __global__ void __launch_bounds__(
           uint32_t b[4];
           load_matrices(
               b,
-              place_from<Size::columns>(
+              Y::place_from(
                   y_row + stage * Size::tile, part + 2 * j, 2 * step));
 #pragma unroll
           for (int i = 0; i < tall; ++i) {
@@ -145,52 +156,27 @@ __global__ void __launch_bounds__(
       for (int i = 0; i < tall; ++i) {
 #pragma unroll
         for (int below = 0; below < 2; ++below) {
-          const int down = 16 * i + 8 * below;
-          const bool within = row + down < args.m;
-          uint32_t (&to)[4] = p[i][below];
-          if constexpr (backward) {
-            const uint4 none = make_uint4(0, 0, 0, 0);
-            const uint4 a =
-                within ? load_row<T>(
-                             attn + down * args.attn.row, saved, c0, args.n)
-                       : none;
-            const uint4 g = within && grad_attn
-                                ? load_row<T>(
-                                      grad_attn + down * args.grad_attn.row,
-                                      args.grad_attn,
-                                      c0,
-                                      args.n)
-                                : none;
-            const uint32_t as[4] = {a.x, a.y, a.z, a.w},
-                           gs[4] = {g.x, g.y, g.z, g.w};
+          const uint4 x = a[i][below], g = ga[i][below];
+          const uint32_t as[4] = {x.x, x.y, x.z, x.w},
+                         gs[4] = {g.x, g.y, g.z, g.w};
 #pragma unroll
-            for (int j = 0; j < 4; ++j) {
-              to[j] = grad_scores<T>(
-                  s[i][j][2 * below], s[i][j][2 * below + 1], as[j], gs[j]);
-            }
-          } else {
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-              to[j] = pack<T>(
-                  tanh_for<T>(s[i][j][2 * below]),
-                  tanh_for<T>(s[i][j][2 * below + 1]));
-            }
-            if (within) {
-              store_row(
-                  attn + down * args.attn.row,
-                  c0,
-                  args.n,
-                  args.attn.aligned,
-                  make_uint4(to[0], to[1], to[2], to[3]));
-            }
+          for (int j = 0; j < 4; ++j) {
+            const float (&of)[2] = s[i][j][below];
+            p[i][below][j] =
+                backward ? grad_scores<T>(of[0], of[1], as[j], gs[j])
+                         : pack<T>(tanh_for<T>(of[0]), tanh_for<T>(of[1]));
           }
-          // Beyond n there may be an inf * 0, which must not meet w's zeros.
-          if (column + Size::columns > args.n) {
+        }
+      }
+      if constexpr (!backward) {
+        store_rows<T>(attn, p, args.attn, left, c0, args.n);
+      }
+      // Beyond n there may be an inf * 0, which must not meet w's zeros.
+      if (column + Size::columns > args.n) {
 #pragma unroll
-            for (int j = 0; j < 4; ++j) {
-              to[j] = keep_below(to[j], c0 + 2 * j, args.n);
-            }
-          }
+        for (int i = 0; i < 8 * tall; ++i) {
+          uint32_t& both = p[i / 8][i / 4 % 2][i % 4];
+          both = keep_below(both, c0 + 2 * (i % 4), args.n);
         }
       }
 #pragma unroll
@@ -199,9 +185,7 @@ __global__ void __launch_bounds__(
         for (int c = 0; c < width / 8; c += 2) {
           uint32_t b[4];
           load_transposed(
-              b,
-              place_from<Size::columns>(
-                  w_row + stage * Size::tile, part + 4 * u, c));
+              b, Y::place_from(w_row + stage * Size::tile, part + 4 * u, c));
 #pragma unroll
           for (int i = 0; i < tall; ++i) {
             const uint32_t a[4] = {

@@ -6,6 +6,7 @@
 #include <ATen/native/cuda/AttnMma.cuh>
 
 #include <cstdint>
+#include <cstring>
 
 namespace at::native::attn_tiles {
 
@@ -46,13 +47,31 @@ __device__ inline auto sample_of(
   return x.data + offset;
 }
 
-// In shared memory a tile's rows are panels of 128 bytes, in 8 chunks of 16;
-// chunk c of row r lies at c ^ swizzle(r). Neither 8 rows in succession nor the
-// rows r, r + 1, r + 8, r + 9, ... r + 25 (r even) of a permuted matrix, below,
-// share a bank.
-__device__ constexpr int swizzle(int r) {
-  return ((r & 1) | (r >> 2 & 6)) ^ (r & 6);
-}
+// How a tile lies in shared memory: its rows are panels of 128 bytes, in 8
+// chunks of 16; chunk c of row r lies at c ^ swizzle(r). Neither 8 rows in
+// succession nor the rows r, r + 1, r + 8, r + 9, ... r + 25 (r even) of a
+// permuted matrix, below, share a bank.
+template <int rows_>
+struct Panels {
+  static constexpr int rows = rows_;
+
+  static __device__ constexpr int swizzle(int r) {
+    return ((r & 1) | (r >> 2 & 6)) ^ (r & 6);
+  }
+
+  static __device__ uint32_t place(uint32_t tile, int r, int chunk) {
+    return tile + ((chunk / 8) * rows + r) * 128 +
+           (((chunk % 8) ^ swizzle(r)) * 16);
+  }
+
+  // The place of row r + down and chunk + right, if these have no bit that
+  // those have too: swizzle(r + down) is swizzle(r) ^ swizzle(down) then. It
+  // takes one instruction where down and right are known at compile time.
+  static __device__ uint32_t place_from(uint32_t place, int down, int right) {
+    return (place ^ ((right % 8 ^ swizzle(down)) * 16)) +
+           ((right / 8) * rows + down) * 128;
+  }
+};
 
 // The column of attn that column c of the j-th of four 8-wide tiles stands for.
 // A thread's pairs of columns in the four tiles are then 8 columns in
@@ -61,108 +80,159 @@ __device__ inline int permuted(int j, int c) {
   return 8 * (c / 2) + 2 * j + c % 2;
 }
 
-template <int rows>
-__device__ inline uint32_t place(uint32_t tile, int r, int chunk) {
-  return tile + ((chunk / 8) * rows + r) * 128 +
-         (((chunk % 8) ^ swizzle(r)) * 16);
-}
-
-// The place of row r + down and chunk + right, if these have no bit that those
-// have too: swizzle(r + down) is swizzle(r) ^ swizzle(down) then. It takes one
-// instruction where down and right are known at compile time.
-template <int rows>
-__device__ inline uint32_t place_from(uint32_t place, int down, int right) {
-  return (place ^ ((right % 8 ^ swizzle(down)) * 16)) +
-         ((right / 8) * rows + down) * 128;
-}
-
-// A thread's part in loading tiles of `rows` x `width` of an operand, which has
-// d columns; zeros are beyond them.
-template <typename T, int rows, int width, int threads>
+// A thread's part in loading tiles, which lie as Layout says: `width` columns
+// of an operand that has d; zeros are beyond them.
+template <typename T, typename Layout, int width, int threads>
 struct Loader {
-  static constexpr int chunks = width / 8, step = threads / chunks;
-  static_assert(threads % chunks == 0 && rows % step == 0);
+  static constexpr int per = 16 / sizeof(T); // elements of a chunk
+  static constexpr int chunks = width / per, step = threads / chunks;
+  static_assert(threads % chunks == 0 && Layout::rows % step == 0);
   const T* from; // of its chunk
   int64_t stride;
   uint32_t to; // in a tile at 0
   int row, bytes;
+  bool whole; // no chunk has columns beyond d and others
 
   __device__ Loader(const T* data, int64_t stride_, int d) : stride(stride_) {
     row = threadIdx.x / chunks;
-    const int chunk = threadIdx.x % chunks, left = d - chunk * 8;
-    bytes = left < 0 ? 0 : left < 8 ? 2 * left : 16;
-    from = data + row * stride + chunk * 8;
-    to = place<rows>(0, row, chunk);
+    const int chunk = threadIdx.x % chunks, left = d - chunk * per;
+    bytes = sizeof(T) * (left < 0 ? 0 : left < per ? left : per);
+    from = data + row * stride + chunk * per;
+    to = Layout::place(0, row, chunk);
+    whole = d % per == 0;
   }
 
   // The rows from `first` on, of which m are left.
   __device__ void load(uint32_t tile, int first, int m) const {
-    const T* at = from + first * stride;
+    const auto each = [&](const auto& copy) {
+      const T* at = from + first * stride;
 #pragma unroll
-    for (int down = 0; down < rows; down += step) {
-      copy_async(
-          place_from<rows>(tile + to, down, 0),
-          at + down * stride,
-          row + down < m ? bytes : 0);
+      for (int down = 0; down < Layout::rows; down += step) {
+        copy(
+            Layout::place_from(tile + to, down, 0),
+            at + down * stride,
+            row + down < m);
+      }
+    };
+    if (whole) {
+      each([&](uint32_t to, const T* at, bool within) {
+        copy_async_if(within && bytes, to, at);
+      });
+    } else {
+      each([&](uint32_t to, const T* at, bool within) {
+        copy_async(to, at, within ? bytes : 0);
+      });
     }
   }
 };
 
-// `count` elements, at most 8, in 16 bytes; the others are zero.
-__device__ inline uint4 gather(
-    const uint16_t* from, int64_t stride, int count) {
-  uint32_t words[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const uint32_t low = 2 * i < count ? from[2 * i * stride] : 0;
-    const uint32_t high = 2 * i + 1 < count ? from[(2 * i + 1) * stride] : 0;
-    words[i] = low | high << 16;
-  }
-  return make_uint4(words[0], words[1], words[2], words[3]);
-}
-
-// 8 elements of a row of attn from column c on, of n. They are read once.
+// The first `count` elements of 16 bytes; the others are zero.
 template <typename T>
-__device__ inline uint4 load_row(
-    const T* row, const Scores<const T>& of, int c, int n) {
-  if (c >= n) {
-    return make_uint4(0, 0, 0, 0);
-  }
-  if (of.aligned) {
-    return __ldcs(reinterpret_cast<const uint4*>(row + c));
-  }
-  return gather(
-      reinterpret_cast<const uint16_t*>(row + c * of.column), of.column, n - c);
-}
-
-// A tile of `rows` x `width` of attn, whose rows are not as an operand's; m
-// rows and n columns are left.
-template <typename T, int rows, int width, int threads>
-__device__ inline void load_scores(
-    uint32_t tile, const T* from, const Scores<const T>& of, int m, int n) {
-  constexpr int chunks = width / 8;
-  for (int i = threadIdx.x; i < rows * chunks; i += threads) {
-    const int r = i / chunks, chunk = i % chunks;
-    const uint4 x = r < m ? load_row(from + r * of.row, of, chunk * 8, n)
-                          : make_uint4(0, 0, 0, 0);
-    store_shared(place<rows>(tile, r, chunk), x);
-  }
-}
-
-// The same to a row that is contiguous.
-template <typename T>
-__device__ inline void store_row(T* row, int c, int n, bool aligned, uint4 x) {
-  if (aligned && c < n) {
-    __stcs(reinterpret_cast<uint4*>(row + c), x);
-    return;
-  }
-  const uint32_t words[4] = {x.x, x.y, x.z, x.w};
+__device__ inline uint4 gather(const T* from, int64_t stride, int count) {
+  constexpr int per = 16 / sizeof(T);
+  T x[per];
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    if (c + i < n) {
-      reinterpret_cast<uint16_t*>(row + c)[i] =
-          static_cast<uint16_t>(words[i / 2] >> 16 * (i % 2));
+  for (int i = 0; i < per; ++i) {
+    x[i] = i < count ? from[i * stride] : T{};
+  }
+  uint4 all;
+  memcpy(&all, x, sizeof(all));
+  return all;
+}
+
+// 16 bytes of a row of attn from column c on, of n. They are read once.
+template <typename T>
+__device__ inline uint4 load_aligned(const T* row, int c, int n) {
+  return c < n ? __ldcs(reinterpret_cast<const uint4*>(row + c))
+               : make_uint4(0, 0, 0, 0);
+}
+
+// The same of a thread's two rows in each of `tall` tiles; m rows are left.
+template <typename T, int tall>
+__device__ inline void load_rows(
+    uint4 (&to)[tall][2],
+    const T* row,
+    const Scores<const T>& of,
+    int m,
+    int c,
+    int n) {
+  const auto each = [&](const auto& load) {
+#pragma unroll
+    for (int i = 0; i < 2 * tall; ++i) {
+      to[i / 2][i % 2] = load(row + 8 * i * of.row, 8 * i < m ? n : 0);
     }
+  };
+  if (of.aligned) {
+    each([&](const T* at, int n) { return load_aligned(at, c, n); });
+  } else {
+    each([&](const T* at, int n) {
+      return gather(at + c * of.column, of.column, n - c);
+    });
+  }
+}
+
+// The same as Loader, of attn or its gradient, whose rows may not be as an
+// operand's.
+template <typename T, typename Layout, int width, int threads>
+struct ScoreLoader {
+  using Aligned = Loader<T, Layout, width, threads>;
+  const Scores<const T>& of;
+  int n; // columns left
+  Aligned aligned;
+
+  __device__ ScoreLoader(const T* data, const Scores<const T>& of_, int n_)
+      : of(of_), n(n_), aligned(data, of_.row, n_) {}
+
+  __device__ void load(uint32_t tile, int first, int m) const {
+    if (of.aligned) {
+      aligned.load(tile, first, m);
+      return;
+    }
+    const int c = threadIdx.x % Aligned::chunks * Aligned::per;
+    const T* at = aligned.from + first * of.row + c * (of.column - 1);
+#pragma unroll 1
+    for (int down = 0; down < Layout::rows; down += Aligned::step) {
+      const int left = aligned.row + down < m ? n - c : 0;
+      store_shared(
+          Layout::place_from(tile + aligned.to, down, 0),
+          gather(at + down * of.row, of.column, left));
+    }
+  }
+};
+
+// To the same places of attn, which is contiguous.
+template <typename T, int tall>
+__device__ inline void store_rows(
+    T* row,
+    const uint32_t (&x)[tall][2][4],
+    const Scores<T>& of,
+    int m,
+    int c,
+    int n) {
+  const auto each = [&](const auto& store) {
+#pragma unroll
+    for (int i = 0; i < 2 * tall; ++i) {
+      if (8 * i < m) {
+        store(row + 8 * i * of.row + c, x[i / 2][i % 2]);
+      }
+    }
+  };
+  if (!of.aligned) {
+    each([&](T* at, const uint32_t (&words)[4]) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        if (c + j < n) {
+          reinterpret_cast<uint16_t*>(at)[j] =
+              static_cast<uint16_t>(words[j / 2] >> 16 * (j % 2));
+        }
+      }
+    });
+  } else if (c < n) {
+    each([&](T* at, const uint32_t (&words)[4]) {
+      __stcs(
+          reinterpret_cast<uint4*>(at),
+          make_uint4(words[0], words[1], words[2], words[3]));
+    });
   }
 }
 
@@ -170,12 +240,12 @@ __device__ inline void store_row(T* row, int c, int n, bool aligned, uint4 x) {
 // or 8 `below` it.
 template <typename T, int width>
 __device__ inline void store_sums(
-    T* row, const float (&sums)[width / 8][4], int below, int d) {
+    T* row, const Part<float> (&sums)[width / 8], int below, int d) {
   auto* to = reinterpret_cast<uint16_t*>(row);
 #pragma unroll
   for (int c = 0; c < width / 8; ++c) {
     const int at = 8 * c + 2 * (threadIdx.x % 4);
-    const uint32_t both = pack<T>(sums[c][2 * below], sums[c][2 * below + 1]);
+    const uint32_t both = pack<T>(sums[c][below][0], sums[c][below][1]);
     if (at + 1 < d && d % 2 == 0) {
       *reinterpret_cast<uint32_t*>(to + at) = both;
     } else if (at < d) {
@@ -189,24 +259,22 @@ __device__ inline void store_sums(
 
 // To the first warp's sums of `across` neighbours those of the others, in their
 // order, by way of shared memory that holds nothing any more.
-template <int across, int count>
-__device__ inline void add_across(float (&sums)[count][4], uint32_t room) {
+template <int across, typename T, int count>
+__device__ inline void add_across(Part<T> (&sums)[count], uint32_t room) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const auto place_of = [&](int of, int c) {
-    return room + ((of * count + c) * 32 + lane) * 16;
+  const auto place_of = [&](int of, int c, int i, int j) {
+    const int at = ((of * count + c) * 2 + i) * 2 + j;
+    return room + (at * 32 + lane) * static_cast<uint32_t>(sizeof(T));
   };
   __syncthreads();
   if (warp % across) {
 #pragma unroll
     for (int c = 0; c < count; ++c) {
-      const float (&x)[4] = sums[c];
-      store_shared(
-          place_of(warp, c),
-          make_uint4(
-              __float_as_uint(x[0]),
-              __float_as_uint(x[1]),
-              __float_as_uint(x[2]),
-              __float_as_uint(x[3])));
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        store_shared(place_of(warp, c, i, 0), sums[c][i][0]);
+        store_shared(place_of(warp, c, i, 1), sums[c][i][1]);
+      }
     }
   }
   __syncthreads();
@@ -215,11 +283,13 @@ __device__ inline void add_across(float (&sums)[count][4], uint32_t room) {
     for (int other = 1; other < across; ++other) {
 #pragma unroll
       for (int c = 0; c < count; ++c) {
-        const uint4 x = load_shared(place_of(warp + other, c));
-        sums[c][0] += __uint_as_float(x.x);
-        sums[c][1] += __uint_as_float(x.y);
-        sums[c][2] += __uint_as_float(x.z);
-        sums[c][3] += __uint_as_float(x.w);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+#pragma unroll
+          for (int j = 0; j < 2; ++j) {
+            sums[c][i][j] += load_shared<T>(place_of(warp + other, c, i, j));
+          }
+        }
       }
     }
   }

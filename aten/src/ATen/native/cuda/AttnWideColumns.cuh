@@ -7,26 +7,21 @@
 
 namespace at::native::attn_tiles {
 
-template <typename T, int width_, int across_>
+template <typename T, int width, int across> // see ColumnSweep
 struct WideColumnSweep {
-  static constexpr int width = width_;
-  static constexpr int across = across_; // see ColumnSweep
   static constexpr int warps = 4, threads = 32 * warps;
   static constexpr int columns = 64 / across;        // of attn in a block
   static constexpr int rows = across == 4 ? 32 : 16; // of attn in a step
   static constexpr int by_columns = kByColumns<T, width>;
   static constexpr int by_rows = kByRows<T, width>;
   static constexpr int score_row = kByRows<T, columns>;
-  static constexpr int q_tile = sizeof(T) * rows * by_rows; // bytes
-  static constexpr int g_tile = sizeof(T) * rows * by_columns;
-  static constexpr int scores = sizeof(T) * rows * score_row;
-  static constexpr int stage = q_tile + g_tile + 2 * scores;
-  static constexpr int shared = sizeof(T) * columns * by_columns + 2 * stage;
+  using V = Padded<T, columns, by_columns>;
+  using Q = Padded<T, rows, by_rows>;
+  using G = Padded<T, rows, by_columns>;
+  using A = Padded<T, rows, score_row>; // and attn's gradient
+  static constexpr int stage = Q::bytes + G::bytes + 2 * A::bytes;
+  static constexpr int shared = V::bytes + 2 * stage;
 };
-
-// Of grad_k and grad_v, those of a launch: both take too many registers where
-// their rows are long.
-enum class Gradients { both, of_k, of_v };
 
 template <
     typename T,
@@ -41,16 +36,16 @@ __global__ void __launch_bounds__(WideColumnSweep<T, width, across>::threads, 2)
   extern __shared__ uint4 shared[];
   const uint32_t v_tile =
       static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-  const uint32_t stages = v_tile + sizeof(T) * Size::columns * Size::by_columns;
+  const uint32_t stages = v_tile + Size::V::bytes;
 
   const int blocks = (args.n + Size::columns - 1) / Size::columns;
   const uint32_t sample = blockIdx.x / blocks;
   const int column0 = blockIdx.x % blocks * Size::columns;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int g = lane / 4, t = lane % 4;
-  const bool want_k = gradients != Gradients::of_v && args.grad_k;
-  const bool want_v = gradients != Gradients::of_k && args.grad_v;
-  const bool has_output = args.grad_output.data != nullptr;
+  constexpr bool want_k = gradients != Gradients::of_v;
+  constexpr bool want_v = gradients != Gradients::of_k;
+  const bool has_output = want_v || args.grad_output.data != nullptr;
   const bool has_attn = want_k && args.grad_attn.data != nullptr;
   const int columns_left = args.n - column0;
   const T* attn =
@@ -60,33 +55,20 @@ __global__ void __launch_bounds__(WideColumnSweep<T, width, across>::threads, 2)
                                  column0 * args.grad_attn.column
                            : nullptr;
   constexpr int by_columns = Size::by_columns, score_row = Size::score_row;
-  using Parts =
-      WideLoader<T, Size::rows, Size::columns, score_row, Size::threads>;
-  const WideLoader<T, Size::rows, width, Size::by_rows, Size::threads> q(
+  using Parts = ScoreLoader<T, typename Size::A, Size::columns, Size::threads>;
+  const Loader<T, typename Size::Q, width, Size::threads> q(
       sample_of(args.q, args.batch, sample), args.q.row, args.d);
-  const WideLoader<T, Size::rows, width, by_columns, Size::threads> grad(
+  const Loader<T, typename Size::G, width, Size::threads> grad(
       sample_of(args.grad_output, args.batch, sample),
       args.grad_output.row,
       args.e);
-  const Parts a_part(attn, args.attn.row, columns_left);
-  const Parts ga_part(grad_attn, args.grad_attn.row, columns_left);
+  const Parts a_part(attn, args.attn, columns_left);
+  const Parts ga_part(grad_attn, args.grad_attn, columns_left);
 
-  const auto load_part = [&](uint32_t tile,
-                             const Parts& part,
-                             const T* from,
-                             const Scores<const T>& of,
-                             int row) {
-    if (of.aligned) {
-      part.load(tile, row, args.m - row);
-    } else {
-      load_wide_scores<T, Size::rows, Size::columns, score_row, Size::threads>(
-          tile, from + row * of.row, of, args.m - row, columns_left);
-    }
-  };
   const auto load_step = [&](int row, int stage) {
     const uint32_t q_tile = stages + stage * Size::stage;
-    const uint32_t g_tile = q_tile + Size::q_tile;
-    const uint32_t a_tile = g_tile + Size::g_tile;
+    const uint32_t g_tile = q_tile + Size::Q::bytes;
+    const uint32_t a_tile = g_tile + Size::G::bytes;
     const int left = args.m - row;
     if (want_k) {
       q.load(q_tile, row, left);
@@ -94,13 +76,13 @@ __global__ void __launch_bounds__(WideColumnSweep<T, width, across>::threads, 2)
     if (has_output) {
       grad.load(g_tile, row, left);
     }
-    load_part(a_tile, a_part, attn, args.attn, row);
+    a_part.load(a_tile, row, left);
     if (has_attn) {
-      load_part(a_tile + Size::scores, ga_part, grad_attn, args.grad_attn, row);
+      ga_part.load(a_tile + Size::A::bytes, row, left);
     }
     commit();
   };
-  WideLoader<T, Size::columns, width, by_columns, Size::threads>(
+  Loader<T, typename Size::V, width, Size::threads>(
       sample_of(args.v, args.batch, sample), args.v.row, args.e)
       .load(v_tile, column0, columns_left);
   load_step(0, 0);
@@ -118,8 +100,8 @@ __global__ void __launch_bounds__(WideColumnSweep<T, width, across>::threads, 2)
       load_step(row + Size::rows, stage ^ 1);
     }
     const uint32_t q_tile = stages + stage * Size::stage;
-    const uint32_t g_tile = q_tile + Size::q_tile;
-    const uint32_t a_tile = g_tile + Size::g_tile;
+    const uint32_t g_tile = q_tile + Size::Q::bytes;
+    const uint32_t a_tile = g_tile + Size::G::bytes;
 
     // attnᵀ and S̄ᵀ, of 8 rows of attn each
     Part<T> a[parts], p[parts];
@@ -148,7 +130,7 @@ __global__ void __launch_bounds__(WideColumnSweep<T, width, across>::threads, 2)
           const uint32_t at =
               a_tile + (r * score_row + column + 8 * i) * sizeof(T);
           const T x = load_shared<T>(at);
-          const T ga = has_attn ? load_shared<T>(at + Size::scores) : T(0);
+          const T ga = has_attn ? load_shared<T>(at + Size::A::bytes) : T(0);
           a[part][i][h] = x;
           // Beyond m there may be an inf * 0, which must not meet q's zeros.
           p[part][i][h] = row + r < args.m
@@ -195,10 +177,10 @@ __global__ void __launch_bounds__(WideColumnSweep<T, width, across>::threads, 2)
 
   if constexpr (across > 1) {
     if (want_k) {
-      add_wide_across<across>(grad_k, v_tile);
+      add_across<across>(grad_k, v_tile);
     }
     if (want_v) {
-      add_wide_across<across>(grad_v, v_tile);
+      add_across<across>(grad_v, v_tile);
     }
     if (warp % across) {
       return;

@@ -3,20 +3,16 @@
 // Matrix products of one warp on tensor cores, for float and double, and what
 // is around them: PTX for compute capability 8.0 and later.
 
-#include <cuda_runtime.h>
+#include <ATen/native/cuda/AttnMma.cuh>
 
 #include <cstdint>
 
 namespace at::native::attn_tiles {
 
-// What a thread has of a 16 x 8 matrix: of lane 4 g + t, [i][j] is the element
-// at row g + 8 i and column 2 t + j. Of an 8 x 8 right factor, it has [j] at
-// row 2 t + j and column g.
-template <typename T>
-using Part = T[2][2];
-
-// c += a b. The instruction's columns of a and rows of b, t and t + 4, are here
-// 2 t and 2 t + 1: the order in which a sum's terms come, and nothing else.
+// c += a b, with a: 16 x 8, b: 8 x 8; of b, a thread of lane 4 g + t has [j] at
+// row 2 t + j and column g. The instruction's columns of a and rows of b, t and
+// t + 4, are here 2 t and 2 t + 1: the order in which a sum's terms come, and
+// nothing else.
 __device__ inline void mma(
     Part<float>& c, const Part<float>& a, const float (&b)[2]) {
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
@@ -70,25 +66,11 @@ __device__ inline void load_pair(double (&x)[2], uint32_t address) {
                : "memory");
 }
 
-template <typename T>
-__device__ inline T load_shared(uint32_t address);
-
-template <>
-__device__ inline float load_shared<float>(uint32_t address) {
-  float x;
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address) : "memory");
-  return x;
-}
-
 template <>
 __device__ inline double load_shared<double>(uint32_t address) {
   double x;
   asm volatile("ld.shared.f64 %0, [%1];" : "=d"(x) : "r"(address) : "memory");
   return x;
-}
-
-__device__ inline void store_shared(uint32_t to, float x) {
-  asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(x) : "memory");
 }
 
 __device__ inline void store_shared(uint32_t to, double x) {

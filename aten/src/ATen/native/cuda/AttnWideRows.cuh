@@ -7,10 +7,8 @@
 
 namespace at::native::attn_tiles {
 
-template <typename T, int width_, int across_>
+template <typename T, int width, int across> // see RowSweep
 struct WideRowSweep {
-  static constexpr int width = width_;
-  static constexpr int across = across_; // see RowSweep
   static constexpr int warps = 4, threads = 32 * warps;
   static constexpr int rows = 64 / across; // of attn in a block
   // Of attn in a step; more would take more registers than there are.
@@ -18,9 +16,11 @@ struct WideRowSweep {
       (sizeof(T) * width <= 256 ? 32 : 16) * (across == 4 ? 2 : 1);
   static constexpr int by_columns = kByColumns<T, width>;
   static constexpr int by_rows = kByRows<T, width>;
-  static constexpr int y_tile = sizeof(T) * columns * by_columns; // bytes
-  static constexpr int stage = y_tile + sizeof(T) * columns * by_rows;
-  static constexpr int shared = sizeof(T) * rows * by_columns + 2 * stage;
+  using X = Padded<T, rows, by_columns>;
+  using Y = Padded<T, columns, by_columns>;
+  using W = Padded<T, columns, by_rows>;
+  static constexpr int stage = Y::bytes + W::bytes;
+  static constexpr int shared = X::bytes + 2 * stage;
 };
 
 template <typename T, int width, bool backward, Precision precision, int across>
@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(WideRowSweep<T, width, across>::threads, 2)
   extern __shared__ uint4 shared[];
   const uint32_t x_tile =
       static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-  const uint32_t stages = x_tile + sizeof(T) * Size::rows * Size::by_columns;
+  const uint32_t stages = x_tile + Size::X::bytes;
 
   const int blocks = (args.m + Size::rows - 1) / Size::rows;
   const uint32_t sample = blockIdx.x / blocks;
@@ -39,18 +39,18 @@ __global__ void __launch_bounds__(WideRowSweep<T, width, across>::threads, 2)
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int g = lane / 4, t = lane % 4;
   constexpr int by_columns = Size::by_columns;
-  const WideLoader<T, Size::columns, width, by_columns, Size::threads> y(
+  const Loader<T, typename Size::Y, width, Size::threads> y(
       sample_of(args.y, args.batch, sample), args.y.row, args.d);
-  const WideLoader<T, Size::columns, width, Size::by_rows, Size::threads> w(
+  const Loader<T, typename Size::W, width, Size::threads> w(
       sample_of(args.w, args.batch, sample), args.w.row, args.e);
 
   const auto load_step = [&](int column, int stage) {
     const uint32_t tile = stages + stage * Size::stage;
     y.load(tile, column, args.n - column);
-    w.load(tile + Size::y_tile, column, args.n - column);
+    w.load(tile + Size::Y::bytes, column, args.n - column);
     commit();
   };
-  WideLoader<T, Size::rows, width, by_columns, Size::threads>(
+  Loader<T, typename Size::X, width, Size::threads>(
       sample_of(args.x, args.batch, sample), args.x.row, args.d)
       .load(x_tile, row0, args.m - row0);
   load_step(0, 0);
@@ -76,8 +76,17 @@ __global__ void __launch_bounds__(WideRowSweep<T, width, across>::threads, 2)
       load_step(column + Size::columns, stage ^ 1);
     }
     const uint32_t y_tile = stages + stage * Size::stage;
-    const uint32_t w_tile = y_tile + Size::y_tile;
+    const uint32_t w_tile = y_tile + Size::Y::bytes;
 
+    const int left = args.m - row;
+    const int c0 = column + first + 2 * t; // and the next, in each tile
+    Part<T> a[tiles], grad[tiles] = {};
+    if constexpr (backward) { // they come while S is multiplied
+      load_parts(a, attn, args.attn, left, c0, args.n);
+      if (grad_attn) {
+        load_parts(grad, grad_attn, args.grad_attn, left, c0, args.n);
+      }
+    }
     Sums<T, precision> s[tiles];
     if (few) {
 #pragma unroll
@@ -106,37 +115,25 @@ __global__ void __launch_bounds__(WideRowSweep<T, width, across>::threads, 2)
     Part<T> p[tiles];
 #pragma unroll
     for (int j = 0; j < tiles; ++j) {
-      const int c0 = column + first + 8 * j + 2 * t;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const bool within = row + 8 * i < args.m;
-        T* at = attn + 8 * i * args.attn.row;
-        T a[2] = {}, grad[2] = {};
-        if constexpr (backward) {
-          load_two(a, at, args.attn, c0, within ? args.n : 0);
-          if (grad_attn) {
-            load_two(
-                grad,
-                grad_attn + 8 * i * args.grad_attn.row,
-                args.grad_attn,
-                c0,
-                within ? args.n : 0);
-          }
-        }
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          const T score = s[j].value(i, h);
-          p[j][i][h] = backward ? (score + grad[h]) * ::fma(-a[h], a[h], T(1))
+          const T score = s[j].value(i, h), x = a[j][i][h];
+          p[j][i][h] = backward ? (score + grad[j][i][h]) * ::fma(-x, x, T(1))
                                 : ::tanh(score);
         }
-        if constexpr (!backward) {
-          store_two(at, p[j][i], c0, within ? args.n : 0, args.attn.aligned);
-        }
-        // Beyond n there may be an inf * 0, which must not meet w's zeros.
+      }
+    }
+    if constexpr (!backward) {
+      store_parts(attn, p, args.attn, left, c0, args.n);
+    }
+    // Beyond n there may be an inf * 0, which must not meet w's zeros.
+    if (column + Size::columns > args.n) {
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          p[j][i][h] = c0 + h < args.n ? p[j][i][h] : T(0);
-        }
+      for (int i = 0; i < 4 * tiles; ++i) {
+        T& x = p[i / 4][i / 2 % 2][i % 2];
+        x = c0 + 8 * (i / 4) + i % 2 < args.n ? x : T(0);
       }
     }
 
@@ -164,7 +161,7 @@ __global__ void __launch_bounds__(WideRowSweep<T, width, across>::threads, 2)
   }
 
   if constexpr (across > 1) {
-    add_wide_across<across>(z, x_tile);
+    add_across<across>(z, x_tile);
     if (warp % across) {
       return;
     }

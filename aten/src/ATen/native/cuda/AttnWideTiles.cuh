@@ -108,100 +108,92 @@ constexpr int kByColumns = width + 8;
 template <typename T, int width>
 constexpr int kByRows = width + (sizeof(T) == 4 ? 4 : 2);
 
-// The same as add_across, of float and double.
-template <int across, typename T, int count>
-__device__ inline void add_wide_across(Part<T> (&sums)[count], uint32_t room) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const auto place_of = [&](int of, int c, int i, int j) {
-    const int at = ((of * count + c) * 2 + i) * 2 + j;
-    return room + (at * 32 + lane) * static_cast<uint32_t>(sizeof(T));
-  };
-  __syncthreads();
-  if (warp % across) {
-#pragma unroll
-    for (int c = 0; c < count; ++c) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        store_shared(place_of(warp, c, i, 0), sums[c][i][0]);
-        store_shared(place_of(warp, c, i, 1), sums[c][i][1]);
-      }
-    }
-  }
-  __syncthreads();
-  if (warp % across == 0) {
-#pragma unroll 1
-    for (int other = 1; other < across; ++other) {
-#pragma unroll
-      for (int c = 0; c < count; ++c) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-#pragma unroll
-          for (int j = 0; j < 2; ++j) {
-            sums[c][i][j] += load_shared<T>(place_of(warp + other, c, i, j));
-          }
-        }
-      }
-    }
-  }
-}
+// How such a tile lies in shared memory.
+template <typename T, int rows_, int stride>
+struct Padded {
+  static constexpr int rows = rows_;
+  static constexpr int bytes = sizeof(T) * rows * stride;
 
-// A thread's part in loading tiles: Loader's, for these.
-template <typename T, int rows, int width, int stride, int threads>
-struct WideLoader {
-  static constexpr int per = 16 / sizeof(T), chunks = width / per;
-  static constexpr int step = threads / chunks;
-  static_assert(threads % chunks == 0 && rows % step == 0);
-  const T* from; // of its chunk
-  int64_t row_stride;
-  uint32_t to; // in a tile at 0
-  int row, bytes;
-
-  __device__ WideLoader(const T* data, int64_t row_stride_, int d)
-      : row_stride(row_stride_) {
-    row = threadIdx.x / chunks;
-    const int c = threadIdx.x % chunks * per, left = d - c;
-    bytes = sizeof(T) * (left < 0 ? 0 : left < per ? left : per);
-    from = data + row * row_stride + c;
-    to = (row * stride + c) * sizeof(T);
+  static __device__ uint32_t place(uint32_t tile, int r, int chunk) {
+    return tile + r * stride * static_cast<uint32_t>(sizeof(T)) + chunk * 16;
   }
 
-  // The rows from `first` on, of which m are left.
-  __device__ void load(uint32_t tile, int first, int m) const {
-    const T* at = from + first * row_stride;
-#pragma unroll
-    for (int down = 0; down < rows; down += step) {
-      copy_async(
-          tile + to + down * stride * static_cast<uint32_t>(sizeof(T)),
-          at + down * row_stride,
-          row + down < m ? bytes : 0);
-    }
+  static __device__ uint32_t
+  place_from(uint32_t place_of, int down, int right) {
+    return place(place_of, down, right);
   }
 };
 
-// A tile of attn, whose rows are not as an operand's; m rows and n columns are
-// left.
-template <typename T, int rows, int width, int stride, int threads>
-__device__ inline void load_wide_scores(
-    uint32_t tile, const T* from, const Scores<const T>& of, int m, int n) {
-  for (int i = threadIdx.x; i < rows * width; i += threads) {
-    const int r = i / width, c = i % width;
-    store_shared(
-        tile + (r * stride + c) * sizeof(T),
-        r < m && c < n ? from[r * of.row + c * of.column] : T(0));
+// A thread's elements of attn, or of its gradient, from column c on, of n, in
+// tiles of 8 columns; m rows are left.
+template <typename T, typename S, int tiles>
+__device__ inline void load_parts(
+    Part<T> (&to)[tiles],
+    const T* row,
+    const Scores<S>& of,
+    int m,
+    int c,
+    int n) {
+  const auto each = [&](const auto& load) {
+#pragma unroll
+    for (int j = 0; j < tiles; ++j) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        load(to[j][i], row + 8 * i * of.row, c + 8 * j, 8 * i < m ? n : 0);
+      }
+    }
+  };
+  if (of.aligned) {
+    each([&](T(&x)[2], const T* at, int c, int n) {
+      if (c < n) {
+        load_pair(x, at + c);
+      } else {
+        x[0] = x[1] = T(0);
+      }
+    });
+  } else {
+    each([&](T(&x)[2], const T* at, int c, int n) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        x[h] = c + h < n ? at[(c + h) * of.column] : T(0);
+      }
+    });
   }
 }
 
-// Two elements of a row of attn from column c on, of n.
-template <typename T, typename S>
-__device__ inline void load_two(
-    T (&to)[2], const T* row, const Scores<S>& of, int c, int n) {
-  if (of.aligned && c < n) {
-    load_pair(to, row + c);
-    return;
-  }
+// The same to attn, which is contiguous.
+template <typename T, int tiles>
+__device__ inline void store_parts(
+    T* row,
+    const Part<T> (&x)[tiles],
+    const Scores<T>& of,
+    int m,
+    int c,
+    int n) {
+  const auto each = [&](const auto& store) {
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    to[i] = c + i < n ? row[(c + i) * of.column] : T(0);
+    for (int j = 0; j < tiles; ++j) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        store(row + 8 * i * of.row, x[j][i], c + 8 * j, 8 * i < m ? n : 0);
+      }
+    }
+  };
+  if (of.aligned) {
+    each([&](T* at, const T(&two)[2], int c, int n) {
+      if (c < n) {
+        store_pair(at + c, two);
+      }
+    });
+  } else {
+    each([&](T* at, const T(&two)[2], int c, int n) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        if (c + h < n) {
+          at[c + h] = two[h];
+        }
+      }
+    });
   }
 }
 

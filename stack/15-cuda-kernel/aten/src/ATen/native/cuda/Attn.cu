@@ -241,7 +241,7 @@ bool for_across_of(
   using Two = std::integral_constant<int, 2>;
   using Four = std::integral_constant<int, 4>;
   return (!too_few(1) && of(One{})) || (!too_few(2) && of(Two{})) ||
-         of(Four{}) || of(One{});
+         of(Four{}) || of(Two{}) || of(One{});
 }
 
 // Of S = x yᵀ, element by element, P is made, and z = P w: see AttnRows.cuh.
@@ -290,6 +290,19 @@ bool sweep_rows(
                                       : run(std::integral_constant<int, 128>{});
 }
 
+// Calls of with the gradients that a launch makes: of k, of v or of both.
+template <typename T, typename F>
+bool for_gradients_of(const attn_tiles::ColumnArgs<T>& args, const F& of) {
+  using attn_tiles::Gradients;
+  using Both = std::integral_constant<Gradients, Gradients::both>;
+  using OfK = std::integral_constant<Gradients, Gradients::of_k>;
+  using OfV = std::integral_constant<Gradients, Gradients::of_v>;
+  if (args.grad_k && args.grad_v) {
+    return of(Both{});
+  }
+  return args.grad_k ? of(OfK{}) : of(OfV{});
+}
+
 // S̄ᵀ = (v G_oᵀ + G_aᵀ) ∘ (1 - attnᵀ²), grad_k = S̄ᵀ q, grad_v = attnᵀ G_o
 template <typename T>
 bool sweep_columns(
@@ -329,13 +342,16 @@ bool sweep_columns(
   const int64_t enough = enough_blocks();
   const auto run = [&](auto width) {
     constexpr int columns = attn_tiles::ColumnSweep<width, 1>::columns;
-    return for_across_of(args.batch, args.n, columns, enough, [&](auto across) {
-      using Sweep = attn_tiles::ColumnSweep<width, across>;
-      return launch<Sweep>(
-          attn_tiles::attn_columns<T, width, across>,
-          args,
-          args.n,
-          Sweep::columns);
+    return for_gradients_of(args, [&](auto gradients) {
+      return for_across_of(
+          args.batch, args.n, columns, enough, [&](auto across) {
+            using Sweep = attn_tiles::ColumnSweep<width, across>;
+            return launch<Sweep>(
+                attn_tiles::attn_columns<T, width, gradients, across>,
+                args,
+                args.n,
+                Sweep::columns);
+          });
     });
   };
   return args.d <= 64 && args.e <= 64 ? run(std::integral_constant<int, 64>{})
