@@ -627,9 +627,7 @@ def bench_gpu(release: str, sanitize: bool, publish: bool, args: tuple[str, ...]
         raise ForkError("no GPU: NVIDIA's driver is missing, or shows none")
     program = gpu.sanitizer() if sanitize else ""
     with alone():
-        graft = Graft(Stack(ROOT), bases.get(release, CACHE))
-    if isinstance(graft.nvcc, str):
-        raise ForkError(graft.nvcc)
+        Graft(Stack(ROOT), bases.get(release, CACHE)).check_kernels()
     graft_into(VENV, release, None)
     out, python = BUILD / "bench-gpu", VENV / "bin" / "python"
     gpu.check(python, out / "check.log")

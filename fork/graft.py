@@ -116,10 +116,14 @@ class Graft:
         else:
             console.print(f"  {self.commit.folder.name} has no native function: nothing to compile")
 
-    def make_kernels(self) -> list[cuda.Kernel]:
-        """Compiles those for CUDA anew, and the rest as it is needed; what the compiler said."""
+    def check_kernels(self) -> None:
+        """Raises ForkError if those for CUDA are left out."""
         if isinstance(self.nvcc, str):
             raise ForkError(self.nvcc)
+
+    def make_kernels(self) -> list[cuda.Kernel]:
+        """Compiles those for CUDA anew, and the rest as it is needed; what the compiler said."""
+        self.check_kernels()
         for made in (self.dir / "cmake").rglob("*.cu.o"):
             made.unlink()
         self.make()
