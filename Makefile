@@ -1,9 +1,10 @@
-# Every target sets up what it needs. Variables: PYTHON, BASE, COMMIT, UPSTREAM (a source tree).
+# Every target sets up what it needs. Variables: PYTHON, BASE, COMMIT, UPSTREAM (a source tree), SANITIZE.
 # BASE is a release, or `installed`: the torch that PYTHON has, and all else too, so that nothing is downloaded.
 PYTHON ?= python3
 BASE ?=
 COMMIT ?=
 UPSTREAM ?=
+SANITIZE ?=
 
 ifneq ($(BASE),)
 export ATTN_BASE := $(BASE)
@@ -34,8 +35,8 @@ source: ## PyTorch built whole from its source, with the stack as commits: hours
 bench: ## the operator's speed beside eager, torch.compile, JAX and the machine's limits
 	$(BOOTSTRAP) bench --publish
 
-bench-gpu: ## build, test and measure on this machine's GPU, with the torch that is installed
-	$(BOOTSTRAP) bench-gpu --base $(or $(BASE),installed)
+bench-gpu: ## build, test and measure on this machine's GPU, with the torch that is installed; SANITIZE=1 instead: compute-sanitizer
+	$(BOOTSTRAP) bench-gpu --base $(or $(BASE),installed) $(if $(SANITIZE),--sanitize)
 
 cuda-check: ## compile and link the kernels for CUDA without a GPU; fails if one spills registers
 	$(BOOTSTRAP) cuda-check

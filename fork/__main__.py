@@ -313,14 +313,18 @@ def review_command(upstream: Path | None, branch: str) -> None:
     sys.exit(1 if found else 0)
 
 
-BASE = click.option(
-    "--base",
-    "release",
-    default=bases.default_release(),
-    show_default=True,
-    envvar="ATTN_BASE",
-    help="Release of torch to graft onto, the path of its wheel, or `installed`.",
-)
+def _base(default):
+    return click.option(
+        "--base",
+        "release",
+        default=default,
+        show_default=True,
+        envvar="ATTN_BASE",
+        help="Release of torch to graft onto, the path of its wheel, or `installed`.",
+    )
+
+
+BASE = _base(bases.default_release())
 
 
 def _graft_options(command):
@@ -612,7 +616,7 @@ def cuda_check() -> None:
 
 
 @main.command("bench-gpu", context_settings=_passes_on)
-@BASE
+@_base("installed")
 @click.option("--sanitize", is_flag=True, help="Run compute-sanitizer on the kernels instead.")
 @_publish
 @_args

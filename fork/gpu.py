@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fork.console import run, step
 from fork.errors import ForkError
+from fork.suites import SUMMARY
 
 # All of it, the graft included, in so many minutes. The rest is for the plot.
 MINUTES, REST = 8, 0.5
@@ -24,7 +25,7 @@ LEFT_OUT = (
 ONLY_CUDA = {"PYTORCH_TESTING_DEVICE_ONLY_FOR": "cuda"}
 
 TOOLS = ("memcheck", "racecheck", "synccheck")
-SANITIZED = "test_values_and_gradients_*float*"
+SANITIZED = "*.test_values_and_gradients_*float*"  # with a *, a pattern is of the whole name
 
 
 def devices() -> int:
@@ -70,4 +71,7 @@ def sanitize(program: str, python: Path, tree: Path, logs: Path, env: dict[str, 
         options = ["--tool", tool, "--kernel-regex", "kns=attn_", "--error-exitcode", "1"]
         command = [program, *options, python, "test_attn.py", f"-k{SANITIZED}"]
         with step(f"compute-sanitizer, {tool}"):
-            run(command, logs / f"{tool}.log", f"{tool} finds fault", env=env, cwd=tree / "test")
+            log = logs / f"{tool}.log"
+            run(command, log, f"{tool} finds fault", env=env, cwd=tree / "test")
+            if not sum(map(int, SUMMARY.findall(log.read_text(errors="replace")))):
+                raise ForkError(f"{tool}: no test ran: {log}")

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from fnmatch import fnmatchcase
 from types import SimpleNamespace
 
 import pytest
@@ -115,6 +116,7 @@ def test_without_kernels_nothing_is_built(steps, monkeypatch):
 def test_sanitizer_instead(steps):
     assert invoke("bench-gpu", "--sanitize")[0] == 0
     assert names(steps) == ["graft_into", "check", "sanitize"]
+    assert steps.taken[0][1] == (cli.VENV, "installed", None)
     assert steps.taken[-1][1][0] == "sanitizer"
 
 
@@ -125,14 +127,31 @@ def test_no_sanitizer(steps, monkeypatch):
         gpu.sanitizer()
 
 
-def test_each_tool_of_the_sanitizer(tmp_path):
-    script = '#!/bin/sh\necho "$@ $PYTORCH_TESTING_DEVICE_ONLY_FOR"\n[ $2 != synccheck ]\n'
-    program = write_files(tmp_path, {"sanitizer": script, "test/test_attn.py": ""}) / "sanitizer"
+def sanitize(folder, script):
+    files = {"sanitizer": f"#!/bin/sh\n{script}\n", "test/test_attn.py": ""}
+    program = write_files(folder, files) / "sanitizer"
     program.chmod(0o755)
-    with pytest.raises(ForkError, match="^synccheck finds fault: .*float.* cuda"):
-        gpu.sanitize(program, sys.executable, tmp_path, tmp_path / "logs", dict(os.environ))
+    gpu.sanitize(program, sys.executable, folder, folder / "logs", dict(os.environ))
+
+
+def test_each_tool_of_the_sanitizer(tmp_path):
+    said = 'echo "$@ $PYTORCH_TESTING_DEVICE_ONLY_FOR"; echo "Ran 3 tests in 1.0s"'
+    with pytest.raises(ForkError, match="^synccheck finds fault: "):
+        sanitize(tmp_path, f"{said}; [ $2 != synccheck ]")
     said = (tmp_path / "logs/memcheck.log").read_text()
+    assert "float* cuda" in said
     assert said.startswith("--tool memcheck --kernel-regex kns=attn_ --error-exitcode 1 ")
+
+
+def test_a_sanitizer_that_saw_no_test(tmp_path):
+    with pytest.raises(ForkError, match="^memcheck: no test ran: "):
+        sanitize(tmp_path, "echo Ran 0 tests in 0.0s")
+
+
+def test_what_is_sanitized():
+    name = "__main__.TestAttnCUDA.test_values_and_gradients_large_cuda"
+    assert fnmatchcase(f"{name}_bfloat16", gpu.SANITIZED)
+    assert not fnmatchcase(f"{name}_complex64", gpu.SANITIZED)
 
 
 def test_torch_that_cannot_use_the_gpu(tmp_path):

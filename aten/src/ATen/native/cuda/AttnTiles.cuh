@@ -140,14 +140,8 @@ __device__ inline uint4 gather(const T* from, int64_t stride, int count) {
   return all;
 }
 
-// 16 bytes of a row of attn from column c on, of n. They are read once.
-template <typename T>
-__device__ inline uint4 load_aligned(const T* row, int c, int n) {
-  return c < n ? __ldcs(reinterpret_cast<const uint4*>(row + c))
-               : make_uint4(0, 0, 0, 0);
-}
-
-// The same of a thread's two rows in each of `tall` tiles; m rows are left.
+// 16 bytes of attn, or its gradient, from column c on, of n, in a thread's two
+// rows of each of `tall` tiles; m rows are left. They are read once.
 template <typename T, int tall>
 __device__ inline void load_rows(
     uint4 (&to)[tall][2],
@@ -163,7 +157,10 @@ __device__ inline void load_rows(
     }
   };
   if (of.aligned) {
-    each([&](const T* at, int n) { return load_aligned(at, c, n); });
+    each([&](const T* at, int n) {
+      return c < n ? __ldcs(reinterpret_cast<const uint4*>(at + c))
+                   : make_uint4(0, 0, 0, 0);
+    });
   } else {
     each([&](const T* at, int n) {
       return gather(at + c * of.column, of.column, n - c);

@@ -118,9 +118,8 @@ struct Padded {
     return tile + r * stride * static_cast<uint32_t>(sizeof(T)) + chunk * 16;
   }
 
-  static __device__ uint32_t
-  place_from(uint32_t place_of, int down, int right) {
-    return place(place_of, down, right);
+  static __device__ uint32_t place_from(uint32_t from, int down, int right) {
+    return place(from, down, right);
   }
 };
 
