@@ -127,7 +127,8 @@ def table(found: list[Kernel], shared: dict[str, int]) -> Table:
     made = Table(box=None, pad_edge=False)
     made.add_column("kernel: registers, bytes spilled", no_wrap=True)
     made.add_column("shared KiB", justify="right")
-    architectures = list(dict.fromkeys(kernel.architecture for kernel in found))
+    # The compiler takes them side by side: the log has them in any order.
+    architectures = sorted({k.architecture for k in found}, key=lambda name: int(name[3:]))
     for architecture in architectures:
         made.add_column(architecture, justify="right")
     cells = {(k.name, k.architecture): f"{k.registers}, {k.spilled}" for k in found}

@@ -1,6 +1,7 @@
 # Owner(s): ["module: cuda"]
 
 import sys
+from itertools import chain
 
 from attn_function import gradients
 from test_attn import (
@@ -88,7 +89,7 @@ class TestAttnCuda(AttnTestCase):
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             actual = evaluate(torch.attn, *given)
-        for x, y in zip(sum(given, []), sum(others, [])):
+        for x, y in zip(chain(*given), chain(*others)):
             x.copy_(y)
         graph.replay()
         self.assert_bitwise(actual, evaluate(torch.attn, *others))
@@ -104,7 +105,7 @@ class TestAttnCuda(AttnTestCase):
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
             torch.cuda._sleep(50_000_000)
-            for x, y in zip(sum(late, []), sum(given, [])):
+            for x, y in zip(chain(*late), chain(*given)):
                 x.copy_(y)
             actual = evaluate(torch.attn, *late)
         stream.synchronize()

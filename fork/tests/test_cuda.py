@@ -267,11 +267,12 @@ def test_what_a_kernel_must_not_have(log, problems):
 
 def test_table_of_kernels():
     console = Console(width=100, record=True)
-    found = cuda.kernels(CLEAN + said(WIDE, "sm_90", 228, 4, 8))
+    found = cuda.kernels(said(ROWS, "sm_100", 9) + CLEAN + said(WIDE, "sm_90", 228, 4, 8))
     console.print(cuda.table(found, dict.fromkeys((k.sweep for k in found), 3 << 10)))
     lines = [re.split(r" {2,}", line.strip()) for line in console.export_text().splitlines()]
-    assert lines[-2][1:] == ["3.0", "209, 0", "203, 0"]
-    assert lines[-1][1:] == ["3.0", "-", "228, 12"]
+    assert lines[-3][-3:] == ["sm_80", "sm_90", "sm_100"]
+    assert lines[-2][1:] == ["3.0", "209, 0", "203, 0", "9, 0"]
+    assert lines[-1][1:] == ["3.0", "-", "228, 12", "-"]
 
 
 def test_check_without_a_compiler(tmp_path):
