@@ -23,9 +23,12 @@ from test_attn import (
     GRADIENTS,
     MISTAKES,
     SMALL,
+    SMALL_BATCH,
     USED,
     WANTED,
 )
+from test_attn_autograd import pullback, pushforward, subsets
+from test_attn_vmap import along, DERIVATIVES
 
 import torch
 import torch.utils._pytree as pytree
@@ -35,12 +38,14 @@ from functorch.compile import (
     make_boxed_func,
     min_cut_rematerialization_partition,
 )
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.decorators import mark_unbacked
 from torch._dynamo.testing import AotEagerAndRecordGraphs, CompileCounterWithBackend
 from torch._inductor import lowering
 from torch._inductor.utils import run_and_get_code
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim, export
+from torch.func import jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.testing._internal.common_device_type import (
@@ -73,6 +78,48 @@ OPCHECK_NAMES = (
     "batch_transposed batch_between"
 )
 by_opcheck = by_case_in([x for x in CASES if x.name in OPCHECK_NAMES.split()])
+
+# Of a FLOP count one can tell how many products of d and of e terms it is of.
+WIDE = Case("wide", 2, 3, 4, 1000)
+
+
+def products(flops):
+    """How often 2 m n d and 2 m n e FLOPs, for the sizes of WIDE."""
+    of_e, rest = divmod(flops // (2 * WIDE.m * WIDE.n), WIDE.e)
+    return rest // WIDE.d, of_e
+
+
+def count_flops(compute, *args):
+    with FlopCounterMode(display=False) as mode:
+        compute(*args)
+    return int(mode.get_total_flops())
+
+
+def flops_of_fake(compute, *args):
+    mode = fake_mode(symbolic=False)
+    with mode:
+        return count_flops(compute, *to_fake(mode, args))
+
+
+def flops_of_compiled(compute, *args):
+    flops = []
+
+    def compiler(graph, inputs):
+        flops.append(count_flops(graph, *inputs))
+        return make_boxed_func(graph.forward)
+
+    backend = aot_autograd(fw_compiler=compiler)
+    torch.compile(compute, backend=backend, fullgraph=True)(*args)
+    return sum(flops)
+
+
+# Ways to run a function, each of which counts its FLOPs.
+FLOPS = {
+    "eager": count_flops,
+    "fake": flops_of_fake,
+    "make_fx": lambda f, *x: count_flops(make_fx(f, tracing_mode="symbolic")(*x), *x),
+    "compiled": flops_of_compiled,
+}
 
 MASKS = tuple(product((True, False), repeat=3))
 # With grad_output, with grad_attn; (False, False) is no gradient at all.
@@ -313,6 +360,77 @@ class TestAttnMeta(CompileTestCase):
                     count(torch.attn, wanted, used), count(attn_composed, wanted, used)
                 )
 
+    def test_flops_of_derivatives(self, device):
+        """As the note has them, under "Cost"."""
+        x, g = WIDE.make(device, torch.float)
+        u, h = WIDE.make(device, torch.float)
+        forward = count_flops(torch.attn, *x)
+        backward = count_flops(pullback(torch.attn), *x, *g) - forward
+        tangents = count_flops(pushforward(torch.attn), *x, *u) - forward
+
+        def tangents_of_backward():
+            jvp(pullback(torch.attn), (*x, *g), (*u, *h))
+
+        for name, compute, before, expected in (
+            ("forward", lambda: torch.attn(*x), 0, (1, 1)),
+            ("backward", lambda: pullback(torch.attn)(*x, *g), forward, (2, 2)),
+            ("tangents", lambda: pushforward(torch.attn)(*x, *u), forward, (2, 2)),
+            (
+                "tangents of the backward",
+                tangents_of_backward,
+                forward + backward + tangents,
+                (4, 5),
+            ),
+            (
+                "double backward",
+                lambda: double_backward(torch.attn, x, g, u),
+                forward + backward,
+                (6, 5),
+            ),
+        ):
+            with self.subTest(name):
+                self.assertEqual(products(count_flops(compute) - before), expected)
+
+    @parametrize("names", subsets(INPUTS), name_fn="".join)
+    @parametrize("run", FLOPS)
+    @parametrize("samples", (None, 3), name_fn=lambda n: "vmap" if n else "one")
+    def test_flops_of_tangents(self, device, names, run, samples):
+        """With what has no tangent no product is made."""
+        inputs, grads = WIDE.make(device, torch.float)
+        u = [x + 1 for name, x in zip(INPUTS, inputs) if name in names]
+        n = samples or 1  # of what depends on the tangents; all else is made once
+        of_qk, of_v = len({*names} - {"v"}), len({*names} & {"v"})
+        by_attn = int(of_qk > 0)
+        forward, backward = (1, 1), (2, 2)
+        of_scores, of_output = (n * of_qk, 0), (0, n * (by_attn + of_v))
+        again = (0, by_attn)  # G
+        # Of G and of grad_v; of grad_q and of grad_k, two terms each.
+        of_grads = (n * (2 + of_qk), n * (of_v + by_attn))
+        through = (forward, backward, of_scores, again, of_grads)
+        if run != "compiled":  # else nobody reads it
+            through += (of_output,)
+
+        for name, function, terms in (
+            ("forward", lambda *x: torch.attn(*x[:3]), (forward, of_scores, of_output)),
+            ("backward", pullback(torch.attn), through),
+        ):
+
+            def tangents(*args, function=function):
+                x, u = dict(zip(INPUTS + OUTPUTS, args)), args[5:]
+
+                def of(*some):
+                    return function(*(x | dict(zip(names, some))).values())
+
+                return jvp(of, tuple(x[i] for i in names), u)
+
+            compute, args = tangents, (*inputs, *grads, *u)
+            if samples:
+                compute = vmap(tangents, (None,) * 5 + (0,) * len(u))
+                args = (*inputs, *grads, *(torch.stack([x] * n) for x in u))
+            with self.subTest(name):
+                expected = tuple(map(sum, zip(*terms)))
+                self.assertEqual(products(FLOPS[run](compute, *args)), expected)
+
 
 ATTN = Counter({aten.attn.default: 1})
 ATTN_BACKWARD = Counter({aten._attn_backward.default: 1})
@@ -457,6 +575,33 @@ class TestAttnTracing(CompileTestCase):
         self.assertEqual(of_attn(recorder.backward()), ATTN_BACKWARD)
         self.assertEqual(describe(actual), describe(expected))
         self.assert_bitwise(actual, expected)
+
+    # Dynamo has no vmap of a hessian, whatever it is of.
+    @parametrize(
+        "derivative,samples",
+        (
+            ("jacfwd", None),
+            ("jacfwd", 3),
+            ("jvp_of_grad", None),
+            ("jvp_of_grad", 3),
+            ("hessian", None),
+        ),
+    )
+    @parametrize("name", INPUTS)
+    def test_derivatives_of_one(self, device, name, derivative, samples):
+        """The other inputs have no tangent; samples share their memory."""
+        inputs, _ = SMALL_BATCH.make(device, torch.float)
+        function = along((name,), DERIVATIVES[derivative])
+        if samples:
+            inputs = [x.expand(samples, *x.shape) for x in inputs]
+
+        def compute(op, inputs):
+            run = vmap(function(op)) if samples else function(op)
+            if op is torch.attn:
+                run = torch.compile(run, backend="aot_eager")
+            return run(*inputs)
+
+        self.assert_agrees(compute, SMALL_BATCH, inputs)
 
     @by_case_in((SMALL, BATCHED))
     @dtypes(torch.double, torch.cdouble)

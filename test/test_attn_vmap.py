@@ -18,7 +18,7 @@ from test_attn import (
     SMALL_BATCH,
     USED,
 )
-from test_attn_autograd import outputs_of, pullback
+from test_attn_autograd import outputs_of, pullback, subsets
 
 import torch
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
@@ -96,13 +96,16 @@ def loss(op):
     return lambda *inputs: sum(x.square().sum() for x in op(*inputs))
 
 
-ARGNUMS = (0, 1, 2)
-# Functions of q, k and v alone.
+def argnums(x):
+    return tuple(range(len(x)))
+
+
+# Of functions of q, k and v, or of some of them.
 DERIVATIVES = {
-    "grad": lambda op: grad(loss(op), ARGNUMS),
-    "jacrev": lambda op: lambda *x: flatten(jacrev(outputs_of(op), ARGNUMS)(*x)),
-    "jacfwd": lambda op: lambda *x: flatten(jacfwd(outputs_of(op), ARGNUMS)(*x)),
-    "hessian": lambda op: lambda *x: flatten(hessian(loss(op), ARGNUMS)(*x)),
+    "grad": lambda op: lambda *x: grad(loss(op), argnums(x))(*x),
+    "jacrev": lambda op: lambda *x: flatten(jacrev(outputs_of(op), argnums(x))(*x)),
+    "jacfwd": lambda op: lambda *x: flatten(jacfwd(outputs_of(op), argnums(x))(*x)),
+    "hessian": lambda op: lambda *x: flatten(hessian(loss(op), argnums(x))(*x)),
     "jvp": lambda op: lambda *x: jvp(outputs_of(op), x, tuple(y + 1 for y in x))[1],
     "vjp": lambda op: (
         lambda *x: vjp(outputs_of(op), *x)[1](tuple(y.detach() + 1 for y in op(*x)))
@@ -110,11 +113,30 @@ DERIVATIVES = {
     "grad_of_jvp": lambda op: (
         lambda *x: grad(
             lambda *y: sum(z.square().sum() for z in jvp(outputs_of(op), y, x)[1]),
-            ARGNUMS,
+            argnums(x),
         )(*x)
     ),
-    "jvp_of_grad": lambda op: lambda *x: jvp(grad(loss(op), ARGNUMS), x, x)[1],
+    "jvp_of_grad": lambda op: lambda *x: jvp(grad(loss(op), argnums(x)), x, x)[1],
+    "jvp_of_jvp": lambda op: (
+        lambda *x: jvp(lambda *y: jvp(outputs_of(op), y, x)[1], x, x)[1]
+    ),
 }
+
+
+def along(names, derivative):
+    """A derivative for the inputs of these names; the others are constants."""
+
+    def of(op):
+        def run(*inputs):
+            def some(*x):
+                return op(*(dict(zip(INPUTS, inputs)) | dict(zip(names, x))).values())
+
+            return derivative(some)(*(inputs[INPUTS.index(i)] for i in names))
+
+        return run
+
+    return of
+
 
 FORWARD = torch.ops.aten.attn.default
 BACKWARD = torch.ops.aten._attn_backward.default
@@ -239,6 +261,41 @@ class TestAttnVmap(AttnTestCase):
         args = make(case, device, dtype, in_dims, 3)
         self.assert_maps(DERIVATIVES[derivative], case, in_dims, args)
 
+    @parametrize("derivative", DERIVATIVES)
+    @parametrize("names", subsets(INPUTS)[:-1], name_fn="".join)
+    @dtypes(torch.float)
+    def test_derivatives_of_some(self, device, dtype, names, derivative):
+        function = along(names, DERIVATIVES[derivative])
+        for in_dims in dims_of(3, 0):
+            with self.subTest(in_dims=in_dims):
+                args = make(SMALL_BATCH, device, dtype, in_dims, 3)
+                self.assert_maps(function, SMALL_BATCH, in_dims, args)
+
+    # What multiplies a missing tangent, and nothing else, is infinite.
+    @parametrize("names,infinite", (("q", "q"), ("k", "k"), ("v", "qk")))
+    @parametrize("batched", (False, True))
+    @by_small_case
+    def test_missing_tangent(self, device, case, batched, names, infinite):
+        inputs, _ = case.make(device, torch.double)
+        inputs = dict(zip(INPUTS, inputs))
+        for name in infinite:
+            inputs[name].select(-2, 0).select(-1, 0).fill_(torch.inf)
+        some = tuple(inputs[name] for name in names)
+
+        def tangents(*u):
+            def of(*x):
+                return torch.attn(*(inputs | dict(zip(names, x))).values())
+
+            return jvp(of, some, u)[1]
+
+        u = tuple(torch.ones_like(x) for x in some)
+        if batched:
+            found = vmap(tangents)(*(x.expand(3, *x.shape) for x in u))
+        else:
+            found = tangents(*u)
+        for x in found:
+            self.assertTrue(x.isfinite().all())
+
     @parametrize("inner", dims_of(3, 0), name_fn=name_of)
     @parametrize("outer", dims_of(3, 0), name_fn=name_of)
     @dtypes(torch.float)
@@ -276,7 +333,7 @@ class TestAttnVmap(AttnTestCase):
                     y.square().sum() for y in over(outputs_of(op), (0, None, 0))(*x)
                 )
 
-            return over(grad(total, ARGNUMS), (0, 0, 0))(*args)
+            return over(grad(total, (0, 1, 2)), (0, 0, 0))(*args)
 
         self.assert_agrees(compute, case, several)
 

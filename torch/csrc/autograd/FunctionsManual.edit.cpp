@@ -59,19 +59,8 @@ static Tensor attn_scores_jvp(
   return attn_add(attn_matmul(q_t, k_p.mT()), attn_matmul(q_p, attn_mT(k_t)));
 }
 
-// attn_t = (1 - attn²) ∘ scores_t
-Tensor attn_jvp(
-    const Tensor& q_p,
-    const Tensor& q_t,
-    const Tensor& k_p,
-    const Tensor& k_t,
-    const Tensor& attn) {
-  const auto scores_t = attn_scores_jvp(q_p, q_t, k_p, k_t);
-  return scores_t.defined() ? (1 - attn * attn) * scores_t : scores_t;
-}
-
-// output_t = attn_t v + attn v_t
-Tensor attn_output_jvp(
+// attn_t = (1 - attn²) ∘ scores_t, output_t = attn_t v + attn v_t
+std::tuple<Tensor, Tensor> attn_jvp(
     const Tensor& q_p,
     const Tensor& q_t,
     const Tensor& k_p,
@@ -79,8 +68,12 @@ Tensor attn_output_jvp(
     const Tensor& v_p,
     const Tensor& v_t,
     const Tensor& attn) {
-  const auto attn_t = attn_jvp(q_p, q_t, k_p, k_t, attn);
-  return attn_add(attn_matmul(attn_t, v_p), attn_matmul(attn, v_t));
+  auto attn_t = attn_scores_jvp(q_p, q_t, k_p, k_t);
+  if (attn_t.defined()) {
+    attn_t = (1 - attn * attn) * attn_t;
+  }
+  auto output_t = attn_add(attn_matmul(attn_t, v_p), attn_matmul(attn, v_t));
+  return std::make_tuple(std::move(output_t), std::move(attn_t));
 }
 
 // G = G_o vᴴ + G_a, the whole gradient of attn
@@ -152,48 +145,60 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> attn_double_backward(
   return std::make_tuple(w_grad_output, w_grad_attn, w_q, w_k, w_v, w_attn);
 }
 
-// The tangent of grad_q = S̄ conj(k) for x = k, or with transpose that of
-// grad_k = S̄ᵀ conj(q) for x = q; with S̄ = G ∘ conj(1 - attn²) and G = G_o vᴴ +
-// G_a:
-//   grad_q_t = S̄_t conj(x) + S̄ conj(x_t)
-//   S̄_t = G_t ∘ conj(1 - attn²) - 2 G ∘ conj(attn ∘ attn_t)
+// The tangents of grad_q = S̄ conj(k), grad_k = S̄ᵀ conj(q) and grad_v = attnᴴ
+// G_o. With D = conj(1 - attn²), S̄ = G ∘ D and G = G_o vᴴ + G_a:
+//   grad_q_t = S̄_t conj(k) + S̄ conj(k_t), grad_k_t = S̄_tᵀ conj(q) + S̄ᵀ conj(q_t)
+//   S̄_t = G_t ∘ D - 2 G ∘ conj(attn ∘ attn_t)
 //   G_t = G_o_t vᴴ + G_o v_tᴴ + G_a_t
-Tensor attn_backward_jvp(
+//   grad_v_t = attn_tᴴ G_o + attnᴴ G_o_t
+// G, which the backward keeps nowhere, is computed again where a tangent needs
+// it.
+std::tuple<Tensor, Tensor, Tensor> attn_backward_jvp(
     const Tensor& grad_output_p,
     const Tensor& grad_output_t,
     const Tensor& grad_attn_p,
     const Tensor& grad_attn_t,
-    const Tensor& x_p,
-    const Tensor& x_t,
+    const Tensor& q_p,
+    const Tensor& q_t,
+    const Tensor& k_p,
+    const Tensor& k_t,
     const Tensor& v_p,
     const Tensor& v_t,
     const Tensor& attn_p,
     const Tensor& attn_t,
-    bool transpose) {
-  const auto slope = (1 - attn_p * attn_p).conj();
-  const auto grad = attn_grad(grad_output_p, grad_attn_p, v_p);
-  const auto grad_t = attn_add(
-      attn_grad(grad_output_t, grad_attn_t, v_p),
-      attn_matmul(grad_output_p, attn_mH(v_t)));
-  auto scores_p = attn_mul(grad, slope);
-  auto scores_t = attn_add(
-      attn_mul(grad_t, slope),
-      attn_mul(grad, attn_conj(attn_mul(-2 * attn_p, attn_t))));
-  if (transpose) {
-    scores_p = attn_mT(scores_p);
-    scores_t = attn_mT(scores_t);
+    std::array<bool, 3> output_mask) {
+  const auto [needs_q, needs_k, needs_v] = output_mask;
+  Tensor grad_q_t, grad_k_t, grad_v_t;
+  if (needs_q || needs_k) {
+    const auto slope = (1 - attn_p * attn_p).conj();
+    const auto grad_t = attn_add(
+        attn_grad(grad_output_t, grad_attn_t, v_p),
+        attn_matmul(grad_output_p, attn_mH(v_t)));
+    Tensor grad;
+    if (!attn_is_zero(attn_t) || (needs_q && !attn_is_zero(k_t)) ||
+        (needs_k && !attn_is_zero(q_t))) {
+      grad = attn_grad(grad_output_p, grad_attn_p, v_p);
+    }
+    const auto scores = attn_mul(grad, slope);
+    const auto scores_t = attn_add(
+        attn_mul(grad_t, slope),
+        attn_mul(grad, attn_conj(attn_mul(-2 * attn_p, attn_t))));
+    if (needs_q) {
+      grad_q_t = attn_add(
+          attn_matmul(scores_t, k_p.conj()),
+          attn_matmul(scores, attn_conj(k_t)));
+    }
+    if (needs_k) {
+      grad_k_t = attn_add(
+          attn_matmul(attn_mT(scores_t), q_p.conj()),
+          attn_matmul(attn_mT(scores), attn_conj(q_t)));
+    }
   }
-  return attn_add(
-      attn_matmul(scores_t, x_p.conj()), attn_matmul(scores_p, attn_conj(x_t)));
-}
-
-// grad_v_t = attn_tᴴ G_o + attnᴴ G_o_t
-Tensor attn_backward_v_jvp(
-    const Tensor& grad_output_p,
-    const Tensor& grad_output_t,
-    const Tensor& attn_p,
-    const Tensor& attn_t) {
-  return attn_add(
-      attn_matmul(attn_mH(attn_t), grad_output_p),
-      attn_matmul(attn_p.mH(), grad_output_t));
+  if (needs_v) {
+    grad_v_t = attn_add(
+        attn_matmul(attn_mH(attn_t), grad_output_p),
+        attn_matmul(attn_p.mH(), grad_output_t));
+  }
+  return std::make_tuple(
+      std::move(grad_q_t), std::move(grad_k_t), std::move(grad_v_t));
 }

@@ -7,13 +7,7 @@ std::tuple<Tensor, Tensor, Tensor> attn_backward(
     const Tensor& v,
     const Tensor& attn,
     std::array<bool, 3> grad_input_mask);
-Tensor attn_jvp(
-    const Tensor& q_p,
-    const Tensor& q_t,
-    const Tensor& k_p,
-    const Tensor& k_t,
-    const Tensor& attn);
-Tensor attn_output_jvp(
+std::tuple<Tensor, Tensor> attn_jvp(
     const Tensor& q_p,
     const Tensor& q_t,
     const Tensor& k_p,
@@ -32,20 +26,17 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> attn_double_backward(
     const Tensor& v,
     const Tensor& attn,
     std::array<bool, 6> grad_input_mask);
-Tensor attn_backward_jvp(
+std::tuple<Tensor, Tensor, Tensor> attn_backward_jvp(
     const Tensor& grad_output_p,
     const Tensor& grad_output_t,
     const Tensor& grad_attn_p,
     const Tensor& grad_attn_t,
-    const Tensor& x_p,
-    const Tensor& x_t,
+    const Tensor& q_p,
+    const Tensor& q_t,
+    const Tensor& k_p,
+    const Tensor& k_t,
     const Tensor& v_p,
     const Tensor& v_t,
     const Tensor& attn_p,
     const Tensor& attn_t,
-    bool transpose);
-Tensor attn_backward_v_jvp(
-    const Tensor& grad_output_p,
-    const Tensor& grad_output_t,
-    const Tensor& attn_p,
-    const Tensor& attn_t);
+    std::array<bool, 3> output_mask);

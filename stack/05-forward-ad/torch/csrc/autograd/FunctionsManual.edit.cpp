@@ -16,28 +16,10 @@ std::tuple<Tensor, Tensor, Tensor> attn_backward(
       grad_output, grad_attn, q, k, v, attn, grad_input_mask);
 }
 
-// attn_t = (1 - attn²) ∘ (q_t kᵀ + q k_tᵀ)
-// A tangent that is not there is a ZeroTensor: its term is left out. With none
-// there, the result is undefined.
-Tensor attn_jvp(
-    const Tensor& q_p,
-    const Tensor& q_t,
-    const Tensor& k_p,
-    const Tensor& k_t,
-    const Tensor& attn) {
-  Tensor scores_t;
-  if (!q_t._is_zerotensor()) {
-    scores_t = at::matmul(q_t, k_p.mT());
-  }
-  if (!k_t._is_zerotensor()) {
-    const auto term = at::matmul(q_p, k_t.mT());
-    scores_t = scores_t.defined() ? scores_t + term : term;
-  }
-  return scores_t.defined() ? (1 - attn * attn) * scores_t : scores_t;
-}
-
-// output_t = attn_t v + attn v_t
-Tensor attn_output_jvp(
+// attn_t = (1 - attn²) ∘ (q_t kᵀ + q k_tᵀ), output_t = attn_t v + attn v_t
+// The term of an undefined tangent, which is zero, is left out. A result
+// without terms is undefined.
+std::tuple<Tensor, Tensor> attn_jvp(
     const Tensor& q_p,
     const Tensor& q_t,
     const Tensor& k_p,
@@ -45,14 +27,21 @@ Tensor attn_output_jvp(
     const Tensor& v_p,
     const Tensor& v_t,
     const Tensor& attn) {
-  const auto attn_t = attn_jvp(q_p, q_t, k_p, k_t, attn);
-  Tensor output_t;
+  Tensor output_t, attn_t;
+  if (q_t.defined()) {
+    attn_t = at::matmul(q_t, k_p.mT());
+  }
+  if (k_t.defined()) {
+    const auto term = at::matmul(q_p, k_t.mT());
+    attn_t = attn_t.defined() ? attn_t + term : term;
+  }
   if (attn_t.defined()) {
+    attn_t = (1 - attn * attn) * attn_t;
     output_t = at::matmul(attn_t, v_p);
   }
-  if (!v_t._is_zerotensor()) {
+  if (v_t.defined()) {
     const auto term = at::matmul(attn, v_t);
     output_t = output_t.defined() ? output_t + term : term;
   }
-  return output_t;
+  return std::make_tuple(std::move(output_t), std::move(attn_t));
 }

@@ -7,13 +7,7 @@ std::tuple<Tensor, Tensor, Tensor> attn_backward(
     const Tensor& v,
     const Tensor& attn,
     std::array<bool, 3> grad_input_mask);
-Tensor attn_jvp(
-    const Tensor& q_p,
-    const Tensor& q_t,
-    const Tensor& k_p,
-    const Tensor& k_t,
-    const Tensor& attn);
-Tensor attn_output_jvp(
+std::tuple<Tensor, Tensor> attn_jvp(
     const Tensor& q_p,
     const Tensor& q_t,
     const Tensor& k_p,
