@@ -7,6 +7,7 @@ import re
 import tempfile
 from collections import Counter
 from contextlib import nullcontext
+from functools import partial
 from itertools import product
 from pathlib import Path
 from unittest import mock
@@ -95,8 +96,8 @@ def count_flops(compute, *args):
     return int(mode.get_total_flops())
 
 
-def flops_of_fake(compute, *args):
-    mode = fake_mode(symbolic=False)
+def flops_of_fake(symbolic, compute, *args):
+    mode = fake_mode(symbolic)
     with mode:
         return count_flops(compute, *to_fake(mode, args))
 
@@ -116,7 +117,8 @@ def flops_of_compiled(compute, *args):
 # Ways to run a function, each of which counts its FLOPs.
 FLOPS = {
     "eager": count_flops,
-    "fake": flops_of_fake,
+    "fake": partial(flops_of_fake, False),
+    "symbolic": partial(flops_of_fake, True),
     "make_fx": lambda f, *x: count_flops(make_fx(f, tracing_mode="symbolic")(*x), *x),
     "compiled": flops_of_compiled,
 }
@@ -588,7 +590,8 @@ class TestAttnTracing(CompileTestCase):
         ),
     )
     @parametrize("name", INPUTS)
-    def test_derivatives_of_one(self, device, name, derivative, samples):
+    @parametrize("run", ("compile", "make_fx"))
+    def test_derivatives_of_one(self, device, name, derivative, samples, run):
         """The other inputs have no tangent; samples share their memory."""
         inputs, _ = SMALL_BATCH.make(device, torch.float)
         function = along((name,), DERIVATIVES[derivative])
@@ -596,10 +599,12 @@ class TestAttnTracing(CompileTestCase):
             inputs = [x.expand(samples, *x.shape) for x in inputs]
 
         def compute(op, inputs):
-            run = vmap(function(op)) if samples else function(op)
-            if op is torch.attn:
-                run = torch.compile(run, backend="aot_eager")
-            return run(*inputs)
+            f = vmap(function(op)) if samples else function(op)
+            if op is torch.attn and run == "compile":
+                f = torch.compile(f, backend="aot_eager")
+            elif op is torch.attn:
+                f = make_fx(f, tracing_mode="symbolic")(*inputs)
+            return f(*inputs)
 
         self.assert_agrees(compute, SMALL_BATCH, inputs)
 
