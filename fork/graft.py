@@ -50,20 +50,31 @@ HEADERS = {"ATen": "ATen", "autograd": "torch/csrc/autograd/generated"}
 CPU_KERNELS = "aten/src/ATen/native/cpu/"
 # Upstream's libtorch.so beside ours: a name as long as that one, see `with_soname`.
 UPSTREAM_LIBRARY = "libtbase.so"
-# For the graft's own sources: which operators are ours.
+# For the graft's own sources: which operators are ours, and labels for a switch, as upstream's
+# sources have in `case aten::attn:`.
 OPS_HEADER = """#pragma once
 
 #include <string_view>
 
 namespace graft {
 
-constexpr bool is_ours(std::string_view op) {
+namespace aten {
+enum { %s, none };
+} // namespace aten
+
+constexpr int place_of(std::string_view op) {
+  int place = 0;
   for (const char* name : {%s}) {
     if (op == name) {
-      return true;
+      return place;
     }
+    ++place;
   }
-  return false;
+  return aten::none;
+}
+
+constexpr bool is_ours(std::string_view op) {
+  return place_of(op) != aten::none;
 }
 
 } // namespace graft
@@ -231,8 +242,9 @@ class Graft:
         aten, autograd = fresh / "ATen", fresh / "autograd"
         wanted = self._headers(fresh, none)
         ops = sorted((aten / "ops").glob("*_ops.h"))
-        names = ", ".join(f'"{o.stem.removesuffix("_ops")}"' for o in ops)
-        wanted["private/graft_ops.h"] = OPS_HEADER % names
+        names = [o.stem.removesuffix("_ops") for o in ops]
+        quoted = [f'"{name}"' for name in names]
+        wanted["private/graft_ops.h"] = OPS_HEADER % (", ".join(names), ", ".join(quoted))
         files = {f"include/ATen/ops/{o.name}": o for o in (aten / "ops").glob("*.h")}
         files |= {f"op/{s.name}": s for s in self._shims(fresh / "aoti")}
         # Of the sharded sources the unsharded "Everything"; of these, those that register.
