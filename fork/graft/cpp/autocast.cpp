@@ -25,7 +25,7 @@ static bool is_listed(const Node* node) {
   }
   switch (place_of(node->kind().toUnqualString())) {
 #include GRAFT_EDIT
-      return !node->schema().is_mutable();
+    return !node->schema().is_mutable();
     default:
       return false;
   }

@@ -257,7 +257,9 @@ MISTAKES = (
     ),
     Mistake("long", lambda *x: (y.long() for y in x), FLOATING + "Long"),
     Mistake("bool", lambda *x: (y.bool() for y in x), FLOATING + "Bool"),
-    Mistake("chalf", lambda *x: (y.to(torch.chalf) for y in x), FLOATING + "ComplexHalf"),
+    Mistake(
+        "chalf", lambda *x: (y.to(torch.chalf) for y in x), FLOATING + "ComplexHalf"
+    ),
     Mistake(
         "float8",
         lambda *x: (y.to(torch.float8_e5m2) for y in x),

@@ -49,8 +49,8 @@ inline void check_attn_inputs(
       v_type);
   TORCH_CHECK(
       is_attn_dtype(q_type),
-      "attn: q, k and v must be floating point or complex (half, bfloat16, float, "
-      "double, cfloat or cdouble), but got ",
+      "attn: q, k and v must be floating point or complex (half, bfloat16, "
+      "float, double, cfloat or cdouble), but got ",
       q_type);
   TORCH_CHECK(
       q_tensor.device() == k_tensor.device() &&

@@ -53,8 +53,8 @@ void check_attn_inputs(const Tensor& q, const Tensor& k, const Tensor& v) {
       v.scalar_type());
   TORCH_CHECK(
       is_attn_dtype(q.scalar_type()),
-      "attn: q, k and v must be floating point or complex (half, bfloat16, float, "
-      "double, cfloat or cdouble), but got ",
+      "attn: q, k and v must be floating point or complex (half, bfloat16, "
+      "float, double, cfloat or cdouble), but got ",
       q.scalar_type());
   TORCH_CHECK(
       q.device() == k.device() && q.device() == v.device(),
