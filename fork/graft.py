@@ -299,17 +299,13 @@ class Graft:
         kernels = [f for p, f in whole.items() if p.startswith(CPU_KERNELS)]
         op = sorted((self.gen / "op").glob("*.cpp"))
         python = sorted((self.gen / "python").glob("*.cpp"))
-        abi = re.search(r"_GLIBCXX_USE_CXX11_ABI=(\d)", self.base.cmake("Torch/TorchConfig.cmake"))
-        standard = re.search(r"CXX_STANDARD (\d+)", self.base.cmake("Caffe2/public/utils.cmake"))
-        if standard is None:
-            raise ForkError(f"torch {self.base.version}: the wheel does not say its C++ standard")
         settings = {
             "BASE": [self.base.folder],
             "UPSTREAM": [self.upstream_library],
             # CUDA's own libraries are beside torch, for ours as for upstream's.
             "RPATH": rpath(self.base.folder / "torch" / "lib" / "libtorch.so"),
-            "CXX11_ABI": [abi[1] if abi else 1],  # releases that say nothing have the new one
-            "CXX_STANDARD": [standard[1]],
+            "CXX11_ABI": [self.base.cxx11_abi],
+            "CXX_STANDARD": [self.base.cxx_standard],
             "INCLUDES": [
                 self.stage / "torch" / "include",
                 self.gen / "include",
