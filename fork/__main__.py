@@ -17,7 +17,17 @@ import click
 from rich.table import Table
 
 from fork import base as bases
-from fork import cuda, documentation, gpu, review, sanitizers, source, source_build, suites
+from fork import (
+    cuda,
+    documentation,
+    gpu,
+    review,
+    sanitizers,
+    source,
+    source_build,
+    suites,
+    torchbind,
+)
 from fork.absorb import absorb
 from fork.bootstrap import make_venv
 from fork.branch import commits, export
@@ -543,6 +553,8 @@ def run_commit(
     graft = graft_into(venv, release, commit.number)
     if not keep_wheel:  # it is in, and a wheel for each commit fills a disk
         shutil.rmtree(graft.dir / "wheel")
+    if "test_fx.py" in wanted:
+        torchbind.install(graft.base, directory, venv, BUILD / "torchbind")
     log_dir = BUILD / "suites" / directory.name
     ran = suites.run(venv / "bin" / "python", directory, {**wanted, **own}, log_dir=log_dir)
     results = ran[: len(wanted)]

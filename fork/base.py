@@ -75,6 +75,18 @@ class Base:
         paths = [row[0] for row in csv.reader(self.record.splitlines()) if row]
         return [p for p in paths if not ADDED.fullmatch(p) and (self.folder / p).is_file()]
 
+    @cached_property
+    def cxx11_abi(self) -> str:
+        found = re.search(r"_GLIBCXX_USE_CXX11_ABI=(\d)", self.cmake("Torch/TorchConfig.cmake"))
+        return found[1] if found else "1"  # releases that say nothing have the new one
+
+    @cached_property
+    def cxx_standard(self) -> str:
+        found = re.search(r"CXX_STANDARD (\d+)", self.cmake("Caffe2/public/utils.cmake"))
+        if found is None:
+            raise ForkError(f"torch {self.version}: the wheel does not say its C++ standard")
+        return found[1]
+
     def cmake(self, file: str) -> str:
         """One of the CMake files that the wheel brings, which say how it was compiled."""
         path = self.folder / "torch" / "share" / "cmake" / file

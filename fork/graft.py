@@ -50,20 +50,31 @@ HEADERS = {"ATen": "ATen", "autograd": "torch/csrc/autograd/generated"}
 CPU_KERNELS = "aten/src/ATen/native/cpu/"
 # Upstream's libtorch.so beside ours: a name as long as that one, see `with_soname`.
 UPSTREAM_LIBRARY = "libtbase.so"
-# For the graft's own sources: which operators are ours.
+# For the graft's own sources: which operators are ours, and labels for a switch, as upstream's
+# sources have in `case aten::attn:`.
 OPS_HEADER = """#pragma once
 
 #include <string_view>
 
 namespace graft {
 
-constexpr bool is_ours(std::string_view op) {
+namespace aten {
+enum { %s, none };
+} // namespace aten
+
+constexpr int place_of(std::string_view op) {
+  int place = 0;
   for (const char* name : {%s}) {
     if (op == name) {
-      return true;
+      return place;
     }
+    ++place;
   }
-  return false;
+  return aten::none;
+}
+
+constexpr bool is_ours(std::string_view op) {
+  return place_of(op) != aten::none;
 }
 
 } // namespace graft
@@ -231,8 +242,9 @@ class Graft:
         aten, autograd = fresh / "ATen", fresh / "autograd"
         wanted = self._headers(fresh, none)
         ops = sorted((aten / "ops").glob("*_ops.h"))
-        names = ", ".join(f'"{o.stem.removesuffix("_ops")}"' for o in ops)
-        wanted["private/graft_ops.h"] = OPS_HEADER % names
+        names = [o.stem.removesuffix("_ops") for o in ops]
+        quoted = [f'"{name}"' for name in names]
+        wanted["private/graft_ops.h"] = OPS_HEADER % (", ".join(names), ", ".join(quoted))
         files = {f"include/ATen/ops/{o.name}": o for o in (aten / "ops").glob("*.h")}
         files |= {f"op/{s.name}": s for s in self._shims(fresh / "aoti")}
         # Of the sharded sources the unsharded "Everything"; of these, those that register.
@@ -287,17 +299,13 @@ class Graft:
         kernels = [f for p, f in whole.items() if p.startswith(CPU_KERNELS)]
         op = sorted((self.gen / "op").glob("*.cpp"))
         python = sorted((self.gen / "python").glob("*.cpp"))
-        abi = re.search(r"_GLIBCXX_USE_CXX11_ABI=(\d)", self.base.cmake("Torch/TorchConfig.cmake"))
-        standard = re.search(r"CXX_STANDARD (\d+)", self.base.cmake("Caffe2/public/utils.cmake"))
-        if standard is None:
-            raise ForkError(f"torch {self.base.version}: the wheel does not say its C++ standard")
         settings = {
             "BASE": [self.base.folder],
             "UPSTREAM": [self.upstream_library],
             # CUDA's own libraries are beside torch, for ours as for upstream's.
             "RPATH": rpath(self.base.folder / "torch" / "lib" / "libtorch.so"),
-            "CXX11_ABI": [abi[1] if abi else 1],  # releases that say nothing have the new one
-            "CXX_STANDARD": [standard[1]],
+            "CXX11_ABI": [self.base.cxx11_abi],
+            "CXX_STANDARD": [self.base.cxx_standard],
             "INCLUDES": [
                 self.stage / "torch" / "include",
                 self.gen / "include",

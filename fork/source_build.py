@@ -202,8 +202,8 @@ def test(place: Place) -> list[suites.Result]:
 
 
 def _variables(place: Place) -> dict[str, str]:
-    # A tree that is built in is not kept clean of what Python compiles.
-    return {**place.variables, "PYTHONDONTWRITEBYTECODE": ""}
+    # A tree that is built in is not kept clean of what Python compiles; it may be a Debian's own.
+    return {**place.variables, "PYTHONPYCACHEPREFIX": ""}
 
 
 def table(of: Figures) -> Table:

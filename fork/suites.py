@@ -49,7 +49,7 @@ SUITES = LAB | {
     "test_meta.py": (),
     "test_decomp.py": ("HasDecompTest.*",),
     "test_schema_check.py": (),
-    "test_fx.py": (),  # TestFX loads libtorchbind_test.so, which no wheel has
+    "test_fx.py": ("TestFX.test_get_torch_func_signature",),  # see torchbind.py
     "test_fx_experimental.py": (),
     "test_jit_fuser_te.py": (),
     "test_testing.py": (),
@@ -92,6 +92,9 @@ SUMMARY = re.compile(r"^Ran (\d+) tests? in ", re.M)
 REPORT = re.compile(r"^.*(=\n==\d+==ERROR: AddressSanitizer|: runtime error): ", re.M)
 # What a file says that ends early, as upstream's do for what a build was made without.
 LACKS = re.compile(r"^(.*not available), skipping tests\s*\Z", re.M)
+# Where Python keeps what it compiles, of torch too, which is installed without: each file of tests
+# is a process of its own. A file that changes is compiled again: an install gives all a new time.
+BYTECODE = Path(__file__).resolve().parent.parent / "build" / "bytecode"
 NO_TESTS = 5  # unittest's exit status from Python 3.12 on when nothing was selected
 
 
@@ -105,6 +108,7 @@ class Result:
     upstreams: dict[str, str] = field(default_factory=dict)
     messages: dict[str, str] = field(default_factory=dict)  # failed test -> why, in short
     broken: str = ""  # why the suite as a whole failed, tests aside
+    lacks: str = ""  # why all of it was skipped
     log: Path = Path()
 
     @property
@@ -187,13 +191,13 @@ def own(tree: Path) -> dict[str, tuple[str, ...]]:
 def environment(threads: int = os.cpu_count() or 1) -> dict[str, str]:
     # PYTHONPATH could bring in another torch; PYTHONSAFEPATH takes the suite's own folder away;
     # with CI, upstream's tests write reports into the working folder.
-    unwanted = ("CI", "PYTHONPATH", "PYTHONHOME", "PYTHONSAFEPATH")
+    unwanted = ("CI", "PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "PYTHONHOME", "PYTHONSAFEPATH")
     env = {name: value for name, value in os.environ.items() if name not in unwanted}
     return env | {
         "OMP_NUM_THREADS": str(threads),
-        "PYTHONDONTWRITEBYTECODE": "1",  # the tree stays as it is
         "PYTHONFAULTHANDLER": "1",
         "PYTHONNOUSERSITE": "1",
+        "PYTHONPYCACHEPREFIX": str(BYTECODE),  # the tree stays as it is
         "PYTHONUNBUFFERED": "1",
         "PYTORCH_TEST_WITH_SLOW": "1",  # which upstream's CI has in a job of its own
     }
@@ -250,7 +254,7 @@ def run_suite(
         result.ours = {} if status else {suite: "passed"}
         result.broken = f"exit status {status}" if status else ""
     elif not (tests or status) and (lacks := LACKS.search(text)):
-        result.ours, result.messages = {suite: "skipped"}, {suite: lacks[1]}
+        result.ours, result.lacks = {suite: "skipped"}, lacks[1]
     else:
         gone = [walk for walk in walks if not any(fnmatchcase(test, walk) for test in tests)]
         missing = f"has no test {', '.join(gone)}" if gone else ""
@@ -347,7 +351,7 @@ def progress(result: Result) -> Text:
 
 
 def table(results: Sequence[Result], own: Sequence[Result] = ()) -> Group:
-    """Our tests by suite, then upstream's own that the name also selects, and each failure."""
+    """Our tests by suite, upstream's own that the name also selects, skipped files, failures."""
     parts: list = []
     for title, of in (("Our tests", results), ("The operator's own test files", own)):
         if of:
@@ -355,7 +359,8 @@ def table(results: Sequence[Result], own: Sequence[Result] = ()) -> Group:
     others = [(r, r.upstreams, "") for r in results if r.upstreams]
     if others:
         parts.append(rows("Upstream's own tests of a like name", others))
-    return Group(*parts, *all_failures([*results, *own]))
+    skipped = [Text(f"{r.suite}: skipped: {r.lacks}\n") for r in (*results, *own) if r.lacks]
+    return Group(*parts, *skipped, *all_failures([*results, *own]))
 
 
 def rows(title: str, counted: Sequence[tuple[Result, dict[str, str], str]]) -> Table:

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import combinations, product
 from operator import getitem
 from typing import NamedTuple
@@ -11,6 +12,7 @@ from attn_function import Attn, Discard, gradients, INPUTS, OUTPUTS
 
 import torch
 import torch.utils._pytree as pytree
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import gradcheck, gradgradcheck
 from torch.profiler import profile, ProfilerActivity
 from torch.testing._internal.common_device_type import (
@@ -61,6 +63,10 @@ class Case(NamedTuple):
     layout: str = "contiguous"
     scores: float = 1.0
     batch: tuple[int, ...] = ()
+
+    @property
+    def is_empty(self):
+        return 0 in (self.m, self.d, self.n, self.e, *self.batch)
 
     def make(self, device, dtype):
         """The inputs, and a gradient for each of the outputs."""
@@ -164,7 +170,10 @@ SAME_D = "attn: q (*, m, d) and k (*, n, d) must have the same d, but got "
 SAME_N = "attn: k (*, n, d) and v (*, n, e) must have the same n, but got "
 SAME_DTYPE = "attn: q, k and v must have the same dtype, but got "
 SAME_DEVICE = "attn: q, k and v must be on the same device, but got "
-FLOATING = "attn: q, k and v must be floating point or complex, but got "
+FLOATING = (
+    "attn: q, k and v must be floating point or complex (half, bfloat16, float, double, "
+    "cfloat or cdouble), but got "
+)
 MISTAKES = (
     Mistake(
         "q_0d", lambda q, k, v: (q.sum(), k, v), NDIM + "q: [], k: [4, 3], v: [4, 5]"
@@ -250,6 +259,14 @@ MISTAKES = (
     Mistake("long", lambda *x: (y.long() for y in x), FLOATING + "Long"),
     Mistake("bool", lambda *x: (y.bool() for y in x), FLOATING + "Bool"),
     Mistake(
+        "chalf", lambda *x: (y.to(torch.chalf) for y in x), FLOATING + "ComplexHalf"
+    ),
+    Mistake(
+        "float8",
+        lambda *x: (y.to(torch.float8_e5m2) for y in x),
+        FLOATING + "Float8_e5m2",
+    ),
+    Mistake(
         "q_meta",
         lambda q, k, v: (q.to("meta"), k, v),
         SAME_DEVICE + "q: meta, k: {device}, v: {device}",
@@ -315,6 +332,15 @@ MISTAKES = (
         TypeError,
     ),
 )
+
+
+def unsupported_dtypes():
+    """Those of which there may be a tensor, but not both products and tanh."""
+    supported = floating_and_complex_types_and(torch.half, torch.bfloat16)
+    every = {x for x in vars(torch).values() if isinstance(x, torch.dtype)}
+    # A quantized tensor takes more than a dtype.
+    every = {x for x in every if not str(x).startswith("torch.q")}
+    return sorted(every - {*supported}, key=str)
 
 
 def widen(tensors):
@@ -528,6 +554,31 @@ class TestAttn(AttnTestCase):
         with self.assertRaisesRegex(mistake.error, "^" + message) as caught:
             torch.attn(*mistake.args(*inputs))
         self.assertIsNone(caught.exception.__context__)
+
+    @by_case_in((SMALL, SMALL_BATCH, *(case for case in CASES if case.is_empty)))
+    def test_unsupported_dtypes(self, device, case):
+        """Refused by name whatever the sizes, with values or without."""
+        for dtype in unsupported_dtypes():
+            names = (str(dtype), torch.empty(0, dtype=dtype).type()[6:-6])
+            message = re.escape(FLOATING) + f"({'|'.join(map(re.escape, names))})"
+            inputs, grads = case.make("meta", torch.float)
+            sizes = [x.shape for x in (*inputs, *grads, grads[1])]
+            for where, mode in (
+                (device, nullcontext()),
+                ("meta", nullcontext()),
+                (device, FakeTensorMode()),
+            ):
+                with self.subTest(dtype=dtype, device=where, mode=mode), mode:
+                    q, k, v, grad_output, grad_attn, attn = (
+                        torch.empty(size, dtype=dtype, device=where) for size in sizes
+                    )
+                    with self.assertRaisesRegex(RuntimeError, f"^{message}(?!\\w)"):
+                        torch.attn(q, k, v)
+                    for given in product((grad_output, None), (grad_attn, None)):
+                        with self.assertRaisesRegex(RuntimeError, f"^{message}(?!\\w)"):
+                            torch.ops.aten._attn_backward(
+                                *given, q, k, v, attn, (True,) * 3
+                            )
 
     def test_named_tuple(self, device):
         (q, k, v), _ = SMALL.make(device, torch.float)

@@ -50,6 +50,49 @@ def explicit(dtype):
     return lambda *inputs: torch.attn(*(cast(x, dtype) for x in inputs))
 
 
+class Inside(torch.nn.Module):
+    """For TorchScript, whose autocast is a pass with a list of its own."""
+
+    __constants__ = ["device", "dtype"]
+
+    def __init__(self, device, dtype):
+        super().__init__()
+        self.device = device
+        self.dtype = dtype
+
+
+class Whole(Inside):
+    def forward(self, q, k, v):
+        with torch.autocast(self.device, self.dtype):
+            output, attn = torch.attn(q, k, v)
+        return output, attn
+
+
+class Within(Inside):
+    """One autocast in another, in a branch and in a loop; then outside of both."""
+
+    def forward(self, q, k, v):
+        results = []
+        with torch.autocast(self.device, self.dtype):
+            for i in range(2):
+                if i > 0:
+                    with torch.autocast(self.device, self.dtype, enabled=False):
+                        output, attn = torch.attn(q, k, v)
+                else:
+                    output, attn = torch.attn(q, k, v)
+                results += [output, attn]
+            output, attn = torch.attn(k, k, k)  # each is cast
+            results += [output, attn]
+        output, attn = torch.attn(q, k, v)
+        return results + [output, attn]
+
+
+class Nowhere(Inside):
+    def forward(self, q, k, v):
+        output, attn = torch.attn(q, k, v)
+        return output, attn
+
+
 class CountCasts(TorchDispatchMode):
     """How often the values of ``x`` are cast."""
 
@@ -329,6 +372,60 @@ class TestAttnAutocast(AttnTestCase):
                 self.assertEqual(x.dtype, y.dtype)
                 self.assertEqual(x.shape, y.shape)
                 self.assertEqual(x.stride(), y.stride())
+
+    @parametrize("around", (False, True))
+    @parametrize("module", (Whole, Within, Nowhere))
+    @dtypes(*LOW)
+    def test_script(self, device, dtype, module, around):
+        """As without TorchScript, each time: it is profiled first, then optimized."""
+        if around and module is Within:
+            self.skipTest("in TorchScript an autocast around is not disabled, of no op")
+        inputs, _ = BATCHED.make(device, torch.float)
+        eager = module(torch.device(device).type, dtype)
+        scripted = torch.jit.script(eager)
+
+        def run(op):
+            leaves = [x.detach().requires_grad_() for x in inputs]
+            with self.autocast(device, dtype, enabled=around):
+                results = op(*leaves)
+            # Of one attn: gradients of several are added in another order.
+            loss = sum((x.float() ** 2).sum() for x in results[:2])
+            return *results, *torch.autograd.grad(loss, leaves)
+
+        expected = run(eager)
+        for _ in range(4):
+            actual = run(scripted)
+            self.assertEqual([x.dtype for x in actual], [x.dtype for x in expected])
+            self.assert_bitwise(actual, expected)
+        # What stands in for attn while the pass runs is gone.
+        self.assertNotIn("matmul", str(scripted.graph_for(*inputs)))
+
+    def test_script_without_the_pass(self, device):
+        class Fresh(Whole):
+            """Not compiled yet, as the others are once for all."""
+
+        inputs, _ = BATCHED.make(device, torch.float)
+        scripted = torch.jit.script(Fresh(torch.device(device).type, torch.bfloat16))
+        before = torch._C._jit_set_autocast_mode(False)
+        try:
+            self.assert_bitwise(scripted(*inputs), torch.attn(*inputs))
+        finally:
+            torch._C._jit_set_autocast_mode(before)
+
+    def test_script_of_other_dtypes(self, device):
+        """TorchScript casts float alone: what torch.mm refuses then, attn does."""
+        made, _ = SMALL.make(device, torch.float)
+        scripted = torch.jit.script(Whole(torch.device(device).type, torch.bfloat16))
+        for mixed in MIXED:
+            low = [torch.bfloat16 if x is torch.float else x for x in mixed]
+            inputs = [x.to(y) for x, y in zip(made, mixed)]
+            with self.subTest(dtypes=mixed):
+                if len({*low}) == 1:
+                    expected = torch.attn(*(x.to(low[0]) for x in inputs))
+                    self.assert_bitwise(scripted(*inputs), expected)
+                else:
+                    with self.assertRaisesRegex(RuntimeError, "the same dtype"):
+                        scripted(*inputs)
 
     @dtypes(*LOW)
     def test_grad_scaler(self, device, dtype):

@@ -277,6 +277,8 @@ class TestAttnMeta(CompileTestCase):
             "ComplexFloat": torch.cfloat,
             "Long": torch.long,
             "Bool": torch.bool,
+            "ComplexHalf": torch.chalf,
+            "Float8_e5m2": torch.float8_e5m2,
         }
         expected = re.sub(
             r"\w+",

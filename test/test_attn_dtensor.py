@@ -1,6 +1,7 @@
 # Owner(s): ["oncall: distributed"]
 
 import logging
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,16 +33,23 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 
 # A tensor's placements are written as one letter for each dimension of the mesh:
-# Replicate, Partial, and Shard of the first batch dimension, the rows or the columns.
+# Replicate, Partial, Average, and Shard of the first batch dimension, the rows or the
+# columns.
 # "rR Rr Rr", say, are those of q, k and v on a mesh of two dimensions.
 NONE = "-"  # no gradient
-# What each rank of a mesh dimension has of a Partial tensor: in all, the tensor.
+# What each rank of a mesh dimension has of a Partial tensor: in all, the tensor. Of an
+# average it has as many times that as there are ranks.
 PARTS = {2: (2, -1), 4: (2, -1, 0.5, -0.5)}
 
 
 def placements(letters: str, ndim: int) -> list[Placement]:
     kinds = dict(
-        R=Replicate(), P=Partial(), b=Shard(0), r=Shard(ndim - 2), c=Shard(ndim - 1)
+        R=Replicate(),
+        P=Partial(),
+        A=Partial("avg"),
+        b=Shard(0),
+        r=Shard(ndim - 2),
+        c=Shard(ndim - 1),
     )
     return [kinds[letter] for letter in letters]
 
@@ -56,6 +64,7 @@ def place(x: torch.Tensor, mesh: DeviceMesh, letters: str) -> DTensor:
     for dim, placement in enumerate(wanted):
         if placement.is_partial():
             local = local * PARTS[mesh.size(dim)][mesh.get_local_rank(dim)]
+            local = local * (mesh.size(dim) if letters[dim] == "A" else 1)
     return DTensor.from_local(
         local, mesh, wanted, run_check=False, shape=x.shape, stride=x.stride()
     )
@@ -97,7 +106,7 @@ class Layout(NamedTuple):
     """Where the results are for inputs that are placed so.
 
     The gradients of the outputs are where the outputs are, replicated where these are
-    Partial; ``used`` has those that there are. Each communication is counted.
+    Partial, unless ``given`` says otherwise; ``used`` has those that there are. Each communication is counted.
     """
 
     name: str
@@ -107,6 +116,7 @@ class Layout(NamedTuple):
     forward: int = 0
     backward: int = 0
     used: tuple[str, ...] = OUTPUTS
+    given: str = ""
 
 
 LAYOUTS = (
@@ -116,6 +126,15 @@ LAYOUTS = (
     Layout("keys_of_k", "R r R", "P c", "P r r"),
     Layout("columns_of_v", "R R c", "c R", "P P c"),
     Layout("partial_v", "R R P", "P R", "P P R"),
+    Layout("average_v", "R R A", "A R", "A A R"),
+    Layout("average_v_output", "R R A", "A R", "A A R", used=("output",)),
+    Layout("average_v_attn", "R R A", "A R", "R R -", used=("attn",)),
+    Layout("average_grads", "R R R", "R R", "A A A", given="A A"),
+    Layout("average_grad_output", "R R R", "R R", "A A A", given="A R"),
+    Layout("average_grad_attn", "R R R", "R R", "A A R", given="R A"),
+    Layout("average_v_grad_attn", "R R A", "A R", "A A R", given="R A"),
+    # A sum and an average are not added.
+    Layout("sum_and_average_grads", "R R R", "R R", "A A R", backward=1, given="P A"),
     Layout("batch", "b b b", "b b", "b b b"),
     Layout("batch_of_q", "b R R", "b b", "b b b"),
     # q and k are gathered for the forward, but not for the backward.
@@ -133,6 +152,8 @@ LAYOUTS = (
     Layout("rows_and_keys", "rR Rr Rr", "rP rc", "rP Pr Pr"),
     Layout("rows_and_columns_of_v", "rR RR Rc", "rc rR", "rP PP Pc"),
     Layout("keys_and_columns_of_v", "RR rR rc", "Pc cR", "PP rP rc"),
+    Layout("average_and_partial_v", "RR RR AP", "AP RR", "AP AP RR"),
+    Layout("rows_and_average_v", "rR RR RA", "rA rR", "rA PA PR"),
     Layout("batch_and_rows", "br bR bR", "br br", "br bP bP"),
     Layout("batch_and_keys", "bR br br", "bP bc", "bP br br"),
     Layout("batch_and_columns_of_v", "bR bR bc", "bc bR", "bP bP bc"),
@@ -181,8 +202,10 @@ class TestAttnSharding(TestCase):
         self.assertEqual(forward.get_total_counts(), layout.forward)
 
         placed = [
-            place(grad, mesh, letters.replace("P", "R"))
-            for grad, letters in zip(grads, layout.outputs.split())
+            place(grad, mesh, letters)
+            for grad, letters in zip(
+                grads, (layout.given or re.sub("[PA]", "R", layout.outputs)).split()
+            )
         ]
         pairs = [x for x in zip(OUTPUTS, outputs, placed) if x[0] in layout.used]
         _, used, given = zip(*pairs)
@@ -203,7 +226,7 @@ class TestAttnSharding(TestCase):
                 found = [None if x is None else x.full_tensor() for x in actual]
                 self.assertEqual(found, expected)
 
-    @parametrize("reduce_op", ("avg", "max", "min"))
+    @parametrize("reduce_op", ("max", "min", "product"))
     def test_other_reductions_are_no_partial_sums(self, reduce_op):
         mesh = self.mesh()
         q, k, v = (place(x, mesh, "R") for x in Sizes().make()[0])
@@ -291,6 +314,12 @@ ONE_DIM = [
     *(Case("R r r", f"{x} -") for x in "RPrc"),
     *(Case("R R c", f"- {x}") for x in "RPrc"),
     *(Case(x, wanted=wanted) for x in ("r R R", "R r r") for wanted in WANTED),
+    *(
+        Case(f"{q} R {v}", " ".join(grads))
+        for q, v in ("RA", "RR", "rA", "AP")
+        for grads in product("RPA", repeat=2)
+    ),
+    *(Case("R R A", grads) for grads in ("R -", "A -", "- R", "- A")),
     *(Case(" ".join(x), "b R", sizes=BATCH) for x in product("Rbr", repeat=3)),
     Case("b b b", "r b", sizes=TWO_BATCH),
     Case("r r r", "b c", sizes=TWO_BATCH),
@@ -312,6 +341,9 @@ TWO_DIMS = [
     Case("RR rR rc", "Rc cR"),
     Case("RP PR PP", "PP RP"),
     Case("rP cP PR", "Pr cP"),
+    Case("RR RR AP", "RR RR"),
+    Case("rR RR RA", "rA rR"),
+    Case("RR RR PA", "AP PA"),
     Case("br bR bR", "br br", sizes=BATCH),
     Case("bR br br", "bR bc", sizes=BATCH),
     Case("bR bR bc", "bc bR", sizes=BATCH),

@@ -52,8 +52,9 @@ op_test("test_torch_attn", lambda self: None)
 
 
 @pytest.fixture
-def tree(tmp_path):
+def tree(tmp_path, monkeypatch):
     """A source tree whose own torch/ must never be imported."""
+    monkeypatch.setattr(suites, "BYTECODE", tmp_path / "bytecode")
     root = tmp_path / "source"
     (root / "torch").mkdir(parents=True)
     (root / "torch/__init__.py").write_text("raise SystemExit('the tree shadows torch')")
@@ -204,6 +205,10 @@ def test_nothing_selected_is_zero_not_broken(tree):
 def test_a_suite_for_which_the_build_lacks_something(tree, end, skipped, failed):
     result = one(tree, end)
     assert (result.skipped, result.failed) == (skipped, failed)
+    # Not among the failures, though.
+    why = "test_ops.py: skipped: torch.x is not available"
+    assert (why in shown([result])) == bool(skipped)
+    assert bool(suites.all_failures([result])) == bool(failed)
 
 
 def test_a_failed_upstream_test_is_not_ok(tree):
@@ -292,7 +297,6 @@ op_test("test_dtypes_attn", parts)
 def test_the_trees_torch_does_not_shadow_the_installed_one(tree, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tree))
     monkeypatch.setenv("PYTHONSAFEPATH", "1")
-    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     body = f"""
 import importlib.util
 spec = importlib.util.find_spec("torch")
@@ -302,6 +306,23 @@ op_test("test_dtypes_attn", lambda self: None)
     result = one(tree, body)
     assert (result.passed, result.broken) == (1, "")
     assert not list(tree.rglob("__pycache__"))
+
+
+def test_what_python_compiles_is_kept_outside_the_tree(tree, monkeypatch):
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    module = tree / "test" / "module.py"
+    body = """
+import module
+op_test("test_dtypes_attn", lambda self: self.fail(f"{module.VALUE} {module.__cached__}"))
+"""
+    for value in (1, 22):  # a changed file is compiled again
+        module.write_text(f"VALUE = {value}")
+        (message,) = one(tree, body).messages.values()
+        found, cached = message.split()
+        assert int(found) == value
+        assert Path(cached).is_file()
+        assert Path(cached).is_relative_to(suites.BYTECODE)
+    assert not list(tree.rglob("*.pyc"))
 
 
 def test_results_are_in_the_order_asked_for_and_each_is_announced(tree, capsys):

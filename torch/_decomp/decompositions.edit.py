@@ -8,9 +8,15 @@ def _check_attn(q: Tensor, k: Tensor, v: Tensor) -> None:
         ),
     )
     torch._check(
-        q.is_floating_point() or q.is_complex(),
+        # Not float8, float4 and chalf, which lack products or tanh.
+        q.dtype
+        in (
+            *(torch.half, torch.bfloat16, torch.float, torch.double),
+            *(torch.cfloat, torch.cdouble),
+        ),
         lambda: (
-            f"attn: q, k and v must be floating point or complex, but got {q.dtype}"
+            "attn: q, k and v must be floating point or complex (half, bfloat16, "
+            f"float, double, cfloat or cdouble), but got {q.dtype}"
         ),
     )
     torch._check(
@@ -74,6 +80,7 @@ def _attn_backward(
     attn: Tensor,
     output_mask: list[bool],
 ) -> "tuple[Tensor | None, Tensor | None, Tensor | None]":
+    _check_attn(q, k, v)
     grad_q = grad_k = grad_v = None
     needs_q, needs_k, needs_v = output_mask
     if (needs_q or needs_k) and not (grad_output is None and grad_attn is None):

@@ -116,7 +116,10 @@ SAME_D = "attn: q (m, d) and k (n, d) must have the same d, but got "
 SAME_N = "attn: k (n, d) and v (n, e) must have the same n, but got "
 SAME_DTYPE = "attn: q, k and v must have the same dtype, but got "
 SAME_DEVICE = "attn: q, k and v must be on the same device, but got "
-FLOATING = "attn: q, k and v must be floating point or complex, but got "
+FLOATING = (
+    "attn: q, k and v must be floating point or complex (half, bfloat16, float, double, "
+    "cfloat or cdouble), but got "
+)
 MISTAKES = (
     Mistake(
         "q_0d", lambda q, k, v: (q.sum(), k, v), NDIM + "q: [], k: [4, 3], v: [4, 5]"
@@ -148,6 +151,14 @@ MISTAKES = (
     ),
     Mistake("long", lambda *x: (y.long() for y in x), FLOATING + "Long"),
     Mistake("bool", lambda *x: (y.bool() for y in x), FLOATING + "Bool"),
+    Mistake(
+        "chalf", lambda *x: (y.to(torch.chalf) for y in x), FLOATING + "ComplexHalf"
+    ),
+    Mistake(
+        "float8",
+        lambda *x: (y.to(torch.float8_e5m2) for y in x),
+        FLOATING + "Float8_e5m2",
+    ),
     Mistake(
         "q_meta",
         lambda q, k, v: (q.to("meta"), k, v),

@@ -9,10 +9,26 @@
 
 namespace at::native {
 
-// Of one floating point or complex dtype, on one device, and of the sizes
-// q (*, m, d), k (*, n, d), v (*, n, e), where * is any number of batch
-// dimensions, the same for all three. The sizes are those of one sample, which
-// under vmap are not the tensors' own.
+// Whether there are both products and tanh of this dtype: not of float8, float4
+// and ComplexHalf, which are floating point or complex too.
+inline bool is_attn_dtype(c10::ScalarType type) {
+  switch (type) {
+    case kHalf:
+    case kBFloat16:
+    case kFloat:
+    case kDouble:
+    case kComplexFloat:
+    case kComplexDouble:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// Of one such dtype, on one device, and of the sizes q (*, m, d), k (*, n, d),
+// v (*, n, e), where * is any number of batch dimensions, the same for all
+// three. The sizes are those of one sample, which under vmap are not the
+// tensors' own.
 inline void check_attn_inputs(
     const Tensor& q_tensor,
     const Tensor& k_tensor,
@@ -32,8 +48,9 @@ inline void check_attn_inputs(
       ", v: ",
       v_type);
   TORCH_CHECK(
-      isFloatingType(q_type) || isComplexType(q_type),
-      "attn: q, k and v must be floating point or complex, but got ",
+      is_attn_dtype(q_type),
+      "attn: q, k and v must be floating point or complex (half, bfloat16, "
+      "float, double, cfloat or cdouble), but got ",
       q_type);
   TORCH_CHECK(
       q_tensor.device() == k_tensor.device() &&

@@ -1,3 +1,2 @@
-// @@ only: source
 // @@ before: case aten::baddbmm:
       case aten::attn:

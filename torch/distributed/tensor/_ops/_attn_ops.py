@@ -8,7 +8,9 @@ and backward, with G = grad_output vᴴ + grad_attn and S = G ∘ conj(1 - attn�
 
 each row of the tables below is one way to split the work over one mesh dimension:
 where the results end up if the arguments are placed so. A sum whose terms are on
-different ranks is Partial. What DTensor makes of the rows:
+different ranks is Partial. So is an average over the ranks, Partial("avg"), which also
+passes through what is linear but for a constant: that is replicated, the average of
+itself. What DTensor makes of the rows:
 
  - Of all combinations over the mesh's dimensions it takes the one for which the
    arguments are the cheapest to redistribute, and of equals the first. Replicated
@@ -39,7 +41,7 @@ aten = torch.ops.aten
 # The placements of all results and arguments, on one mesh dimension.
 Row = tuple[Placement | None, ...]
 
-_R, _P = Replicate(), Partial()
+_R, _P, _AVG = Replicate(), Partial(), Partial("avg")
 _ROWS, _COLS = Shard(-2), Shard(-1)
 
 # output, attn, q, k, v
@@ -53,6 +55,7 @@ _FORWARD: tuple[Row, ...] = (
     (_COLS, _R, _R, _R, _COLS),
     # output is linear in v.
     (_P, _R, _R, _R, _P),
+    (_AVG, _R, _R, _R, _AVG),
     # No row for d: q kᵀ is a sum over d, and tanh of a partial sum is of no use.
 )
 
@@ -71,14 +74,25 @@ _BACKWARD: tuple[Row, ...] = (
     (_P, _P, _P, _P, _P, _R, _R, _R, _R),
     # ... and G in v and grad_attn together.
     (_P, _P, _R, _R, _P, _R, _R, _P, _R),
+    # The same for averages, to which what is replicated is added as it is.
+    (_AVG, _AVG, _AVG, _AVG, _AVG, _R, _R, _R, _R),
+    (_AVG, _AVG, _AVG, _AVG, _R, _R, _R, _R, _R),
+    (_AVG, _AVG, _R, _R, _AVG, _R, _R, _AVG, _R),
+    (_AVG, _AVG, _R, _R, _AVG, _R, _R, _R, _R),
+    (_AVG, _AVG, _R, _R, _R, _R, _R, _AVG, _R),
 )
 # Only without grad_output, when v is not read and its columns may be anywhere.
-_V_UNREAD = tuple((_R, _R, _R, _R, _R, _R, _R, v, _R) for v in (_COLS, _P))
+_V_UNREAD = tuple((_R, _R, _R, _R, _R, _R, _R, v, _R) for v in (_COLS, _P, _AVG))
 
 
-def _is_sum(placement: Placement) -> bool:
+def _fits(wanted: Placement, given: Placement) -> bool:
+    """Whether what is given can be made what is wanted: not every release asks that."""
+    if not wanted.is_partial():
+        return True
+    if not given.is_partial():
+        return wanted.reduce_op == "sum"  # only newer ones make an average
     # Not == : a subclass of Partial is no plain sum, and may compare equal to one.
-    return type(placement) is Partial and placement.reduce_op == "sum"
+    return type(given) is Partial and given.reduce_op == wanted.reduce_op
 
 
 def _expand(op_schema: OpSchema, rows: Sequence[Row], input_index: int) -> OpStrategy:
@@ -98,14 +112,6 @@ def _expand(op_schema: OpSchema, rows: Sequence[Row], input_index: int) -> OpStr
                 f"got {names[0]} on {mesh} and {name} on {spec.mesh}"
             )
 
-    def usable(row: Row) -> bool:
-        # A maximum, say, is no partial sum, but DTensor (2.6) would pass it for one.
-        return not any(
-            placement == _P
-            and any(p.is_partial() and not _is_sum(p) for p in spec.placements)
-            for placement, spec in zip((x for x in row[input_index:] if x), specs)
-        )
-
     def normalized(placement: Placement | None) -> Placement | None:
         if isinstance(placement, Shard):
             return Shard(normalize_dim(placement.dim, ndim))
@@ -114,12 +120,22 @@ def _expand(op_schema: OpSchema, rows: Sequence[Row], input_index: int) -> OpStr
     ndim = specs[0].ndim
     # In a batch, each matrix is a problem of its own.
     batch = (tuple(x and Shard(dim) for x in rows[0]) for dim in range(ndim - 2))
-    return expand_to_full_mesh_op_strategy(
+    expanded = expand_to_full_mesh_op_strategy(
         mesh,
         op_schema,
-        [[normalized(x) for x in row] for row in (*rows, *batch) if usable(row)],
+        [[normalized(x) for x in row] for row in (*rows, *batch)],
         input_index=input_index,
     )
+    expanded.strategies = [
+        strategy
+        for strategy in expanded.strategies
+        if all(
+            _fits(*pair)
+            for wanted, given in zip(strategy.input_specs, specs)
+            for pair in zip(wanted.placements, given.placements)
+        )
+    ]
+    return expanded
 
 
 # PyTorch 2.6 passes the mesh before the schema, later releases the schema alone.
@@ -147,10 +163,10 @@ def attn_backward_strategy(*args) -> OpStrategy:
         *[True] * 4,  # q, k, v, attn
     ]
     replicated, *split = _BACKWARD
-    # Before the rows that give partial sums for the same placements.
+    # Before the rows that give partial results for the same placements.
     unread = () if has_output else _V_UNREAD
-    rows = [
-        tuple(x if there else None for x, there in zip(row, exists))
-        for row in (replicated, *unread, *split)
-    ]
-    return _expand(op_schema, rows, input_index=3)
+    rows: dict[Row, Row] = {}
+    for row in (replicated, *unread, *split):
+        row = tuple(x if there else None for x, there in zip(row, exists))
+        rows.setdefault(row[3:], row)  # of those for the same arguments the first
+    return _expand(op_schema, [*rows.values()], input_index=3)

@@ -17,8 +17,23 @@ namespace at::native {
 
 namespace {
 
-// q (m, d), k (n, d), v (n, e): 2-D, of one floating point or complex dtype, on
-// one device.
+// Whether there are both products and tanh of this dtype: not of float8, float4
+// and ComplexHalf, which are floating point or complex too.
+bool is_attn_dtype(c10::ScalarType type) {
+  switch (type) {
+    case kHalf:
+    case kBFloat16:
+    case kFloat:
+    case kDouble:
+    case kComplexFloat:
+    case kComplexDouble:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// q (m, d), k (n, d), v (n, e): 2-D, of one such dtype, on one device.
 void check_attn_inputs(const Tensor& q, const Tensor& k, const Tensor& v) {
   TORCH_CHECK(
       q.dim() == 2 && k.dim() == 2 && v.dim() == 2,
@@ -37,8 +52,9 @@ void check_attn_inputs(const Tensor& q, const Tensor& k, const Tensor& v) {
       ", v: ",
       v.scalar_type());
   TORCH_CHECK(
-      isFloatingType(q.scalar_type()) || isComplexType(q.scalar_type()),
-      "attn: q, k and v must be floating point or complex, but got ",
+      is_attn_dtype(q.scalar_type()),
+      "attn: q, k and v must be floating point or complex (half, bfloat16, "
+      "float, double, cfloat or cdouble), but got ",
       q.scalar_type());
   TORCH_CHECK(
       q.device() == k.device() && q.device() == v.device(),

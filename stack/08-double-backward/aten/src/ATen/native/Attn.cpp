@@ -41,6 +41,7 @@ std::tuple<Tensor, Tensor, Tensor> _attn_backward(
     const Tensor& v,
     const Tensor& attn,
     std::array<bool, 3> output_mask) {
+  check_attn_inputs(q, k, v, q.sym_sizes(), k.sym_sizes(), v.sym_sizes());
   const Tensor grad_output = grad_output_opt.value_or(Tensor());
   const Tensor grad_attn = grad_attn_opt.value_or(Tensor());
   Tensor grad_q, grad_k, grad_v;

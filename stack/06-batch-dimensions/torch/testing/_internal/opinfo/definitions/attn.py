@@ -87,7 +87,7 @@ def error_inputs_attn(op_info, device, **kwargs):
         SampleInput(q, args=(k.double(), v)),
         error_regex="attn: q, k and v must have the same dtype",
     )
-    for dtype in (torch.int64, torch.bool):
+    for dtype in (torch.int64, torch.bool, torch.chalf, torch.float8_e4m3fn):
         yield ErrorInput(
             SampleInput(q.to(dtype), args=(k.to(dtype), v.to(dtype))),
             error_regex="attn: q, k and v must be floating point or complex",
