@@ -196,6 +196,45 @@ def test_on_the_inputs_device(library):
     run_program(DEVICE, library)
 
 
+EACH_GRADIENT = """
+import itertools, sys, torch
+torch.ops.load_library(sys.argv[1])
+torch.manual_seed(0)
+modes = [(dtype, "") for dtype in (torch.half, torch.bfloat16, torch.float, torch.double)]
+modes.append((torch.float, "tf32"))
+# With 3 multiprocessors the blocks are smaller.
+for (dtype, tf32), width, processors in itertools.product(modes, (20, 72), (1, 3)):
+    torch.backends.cuda.matmul.allow_tf32 = bool(tf32)
+    torch.ops.attn_emulated.device(9, 227 << 10, processors)
+    q, k, v, grad, grad_attn = given = [
+        torch.randn(size, dtype=dtype) / 2
+        for size in ((7, width), (70, width), (70, width), (7, width), (7, 70))
+    ]
+    output, attn = torch.attn(q, k, v)
+    error = 40 * torch.finfo(torch.half if tf32 else dtype).eps
+
+    def compare(name, actual, expected):
+        assert torch.allclose(actual.double(), expected, rtol=error, atol=error), (
+            f"{name} of {dtype} {tf32}, {width} columns, on {processors} multiprocessors"
+        )
+
+    q, k, v, grad, grad_attn, saved = [x.double() for x in given + [attn]]
+    compare("attn", attn, torch.tanh(q @ k.T))
+    compare("output", output, saved @ v)
+    scores = (grad @ v.T + grad_attn) * (1 - saved**2)
+    expected = scores @ k, scores.T @ q, saved.T @ grad
+    for i, name in enumerate("qkv"):
+        mask = [i == j for j in range(3)]
+        grads = torch.ops.aten._attn_backward(*given[3:], *given[:3], attn, mask)
+        compare(f"gradient of {name}", grads[i], expected[i])
+"""
+
+
+def test_each_gradient_alone(library):
+    """In each precision, of each width, by large blocks and by small ones."""
+    run_program(EACH_GRADIENT, library)
+
+
 LAZY = """
 import sys, torch
 torch.ops.load_library(sys.argv[1])
@@ -300,6 +339,46 @@ def test_a_missing_barrier_is_found(tmp_path):
     passed, said, _ = run_tests(library, "-k", "large_cpu_bfloat16")
     assert not passed
     assert "race: a " in said
+
+
+LAYOUTS = """
+import random, sys, torch
+torch.ops.load_library(sys.argv[1])
+seed = random.randrange(1 << 30)
+random.seed(seed)
+torch.manual_seed(seed)
+
+
+def randn(*sizes):
+    \"\"\"Of any strides and offset; expanded along some dimensions.\"\"\"
+    stored = [1 if random.random() < 0.3 else size for size in sizes]
+    step, offset = random.choice((1, 1, 2)), random.randrange(5)
+    order = sorted(range(len(sizes)), key=lambda dim: random.random() * (dim < len(sizes) - 1))
+    x = torch.randn(*(stored[dim] for dim in order), step + offset)[..., offset]
+    return x.permute([order.index(dim) for dim in range(len(sizes))]).expand(sizes)
+
+
+for case in range(15):
+    *batch, m, n, d, e = [random.choice((1, 2, 3, 9)) for _ in range(random.randrange(4, 8))]
+    inputs = q, k, v = [randn(*batch, *size) for size in ((m, d), (n, d), (n, e))]
+    grad, grad_attn = randn(*batch, m, e), randn(*batch, m, n)
+    attn = torch.tanh(q @ k.mT)
+    scores = (grad @ v.mT + grad_attn) * (1 - attn**2)
+    expected = attn @ v, attn, scores @ k, scores.mT @ q, attn.mT @ grad
+    actual = *torch.attn(*inputs), *torch.ops.aten._attn_backward(
+        grad, grad_attn, *inputs, attn, [True] * 3
+    )
+    for x, y in zip(actual, expected):
+        assert torch.allclose(x, y, rtol=1e-4, atol=1e-4), (
+            f"seed {seed}, case {case}: {[(x.shape, x.stride()) for x in inputs + [grad]]}"
+        )
+assert torch.ops.attn_emulated.device(9, 227 << 10, 1) > 0
+"""
+
+
+def test_any_layout(library):
+    """Of inputs and gradients: expanded, not aligned, or neither."""
+    run_program(LAYOUTS, library)
 
 
 OLDER = """
