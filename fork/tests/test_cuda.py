@@ -533,3 +533,13 @@ def test_table_of_kernels():
 def test_check_without_a_compiler(tmp_path):
     with pytest.raises(ForkError, match="torch 2.13.0 is not built for CUDA"):
         Graft(Stack(ROOT), base_of(tmp_path, None)).make_kernels()
+
+
+def test_check_is_for_the_oldest_too(tmp_path, monkeypatch):
+    graft = Graft(Stack(ROOT), base_of(tmp_path, "13.0"))
+    graft.dir = tmp_path
+    graft.nvcc = cuda.Nvcc(Path("nvcc"), "13.0", (80, 90), 75)
+    log = said(ROWS, "sm_75", 4) + CLEAN
+    monkeypatch.setattr(graft, "make", lambda: (tmp_path / "ninja.log").write_text(log))
+    assert [kernel.capability for kernel in graft.make_kernels()] == [75, 80, 90]
+    assert graft.nvcc.architectures == (75, 80, 90)
