@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.table import Table
@@ -18,6 +18,9 @@ from fork.console import run
 # Those that the kernels are compiled for, if the compiler knows them. What is compiled for x.0 runs
 # on all x.y, and the last one's PTX on what comes after it.
 ARCHITECTURES = (80, 90, 100)
+# Registers that a kernel without a body may have, as all are for what is older: upstream is
+# compiled for that too, but none is launched there.
+EMPTY = 16
 NAMESPACE = "at::native::attn_tiles::"
 # What `ptxas -v` says of a kernel.
 ENTRY = re.compile(
@@ -38,6 +41,12 @@ class Nvcc:
     path: Path
     release: str  # 13.0
     architectures: tuple[int, ...]
+    oldest: int  # architecture that it knows
+
+    def with_oldest(self) -> Nvcc:
+        """The same for the oldest architecture too: what the graft leaves out, but upstream may
+        not."""
+        return replace(self, architectures=tuple(sorted({self.oldest, *self.architectures})))
 
 
 @dataclass(frozen=True)
@@ -48,6 +57,11 @@ class Kernel:
     architecture: str  # sm_90
     registers: int  # of a thread
     spilled: int  # bytes that a thread stores and loads for want of registers
+
+    @property
+    def capability(self) -> int:
+        """90 of sm_90."""
+        return int(self.architecture.removeprefix("sm_"))
 
     @property
     def sweep(self) -> str:
@@ -81,7 +95,8 @@ def find(base: Base) -> Nvcc | str:
         release = re.search(r"release ([\d.]+)", _says(path, "--version"))
         if release and release[1].split(".")[0] == wanted.split(".")[0]:
             known = {int(n) for n in re.findall(r"compute_(\d+)\b", _says(path, "--list-gpu-arch"))}
-            return Nvcc(Path(path), release[1], tuple(sorted(known.intersection(ARCHITECTURES))))
+            ours = tuple(sorted(known.intersection(ARCHITECTURES)))
+            return Nvcc(Path(path), release[1], ours, min(known))
         seen.append(f"; {path} is of {release[1] if release else 'an unknown release'}")
     return (
         f"torch {base.version} is built for CUDA {wanted}, for which there is no nvcc"
@@ -128,7 +143,7 @@ def table(found: list[Kernel], shared: dict[str, int]) -> Table:
     made.add_column("kernel: registers, bytes spilled", no_wrap=True)
     made.add_column("shared KiB", justify="right")
     # The compiler takes them side by side: the log has them in any order.
-    architectures = sorted({k.architecture for k in found}, key=lambda name: int(name[3:]))
+    architectures = [f"sm_{n}" for n in sorted({k.capability for k in found})]
     for architecture in architectures:
         made.add_column(architecture, justify="right")
     cells = {(k.name, k.architecture): f"{k.registers}, {k.spilled}" for k in found}
@@ -154,7 +169,12 @@ def problems(found: list[Kernel], architectures: Iterable[int]) -> list[str]:
         for kernel in found
         if kernel.spilled
     ]
-    return ([] if found else ["no kernel was compiled"]) + lacking + spilling
+    needless = [
+        f"{kernel.name}: has a body on {kernel.architecture}, where it is not launched"
+        for kernel in found
+        if kernel.capability < ARCHITECTURES[0] and kernel.registers > EMPTY
+    ]
+    return ([] if found else ["no kernel was compiled"]) + lacking + spilling + needless
 
 
 def _says(*command: str) -> str:

@@ -133,8 +133,12 @@ class Graft:
             raise ForkError(self.nvcc)
 
     def make_kernels(self) -> list[cuda.Kernel]:
-        """Compiles those for CUDA anew, and the rest as it is needed; what the compiler said."""
+        """Compiles those for CUDA anew, and the rest as it is needed; what the compiler said.
+
+        For the oldest architecture too: see `cuda.Nvcc.with_oldest`.
+        """
         self.check_kernels()
+        self.nvcc = self.nvcc.with_oldest()
         for made in (self.dir / "cmake").rglob("*.cu.o"):
             made.unlink()
         self.make()

@@ -6,6 +6,7 @@
 #include <csetjmp>
 #include <ucontext.h>
 
+#include <c10/core/Device.h>
 #include <c10/util/Exception.h>
 #include <c10/util/Half.h>
 
@@ -47,10 +48,9 @@ inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
   return {x, y, z, w};
 }
 
-enum cudaDeviceAttr {
-  cudaDevAttrComputeCapabilityMajor,
-  cudaDevAttrMaxSharedMemoryPerBlockOptin,
-  cudaDevAttrMultiProcessorCount
+struct cudaDeviceProp {
+  int major, multiProcessorCount;
+  size_t sharedMemPerBlockOptin;
 };
 enum { cudaFuncAttributeMaxDynamicSharedMemorySize };
 
@@ -72,6 +72,15 @@ namespace emulator {
 
 constexpr int kThreads = 1024, kShared = 227 << 10;
 inline int major = 9, room = kShared, processors = 1, launches = 0;
+
+// The current device, and the one that all tensors are on.
+constexpr int kDevice = 1;
+inline int device = 0;
+
+inline void check_device(const char* what) {
+  TORCH_CHECK(
+      device == kDevice, what, ": the tensors are not on the current device");
+}
 
 // What is known of 4 bytes of shared memory since a barrier.
 struct Chunk {
@@ -119,7 +128,8 @@ inline void fail(const std::string& what) {
 }
 
 inline void check() {
-  TORCH_CHECK(error.empty(), error);
+  const std::string what = std::exchange(error, {});
+  TORCH_CHECK(what.empty(), what);
 }
 
 inline void yield() {
@@ -234,6 +244,7 @@ auto launch(
     int shared,
     int /*stream*/) {
   return [=](const Args& args) {
+    check_device("a launch");
     ++launches;
     threads.resize(kThreads);
     size = block_size;
@@ -279,6 +290,10 @@ auto launch(
 }
 
 } // namespace emulator
+
+inline void __trap() {
+  emulator::fail("trap");
+}
 
 inline void __syncthreads() {
   emulator::barrier();
@@ -328,30 +343,29 @@ cudaError_t cudaFuncSetAttribute(F* /*kernel*/, int /*name*/, int /*value*/) {
   return 0;
 }
 
-inline cudaError_t cudaDeviceGetAttribute(
-    int* value, cudaDeviceAttr name, int /*device*/) {
-  switch (name) {
-    case cudaDevAttrComputeCapabilityMajor:
-      *value = emulator::major;
-      break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-      *value = emulator::room;
-      break;
-    case cudaDevAttrMultiProcessorCount:
-      *value = emulator::processors;
-      break;
-  }
-  return 0;
+namespace at::cuda {
+inline cudaDeviceProp* getCurrentDeviceProperties() {
+  emulator::check_device("properties");
+  static cudaDeviceProp properties;
+  properties = {emulator::major, emulator::processors, size_t(emulator::room)};
+  return &properties;
 }
+} // namespace at::cuda
 
 namespace c10::cuda {
-inline int current_device() {
-  return 0;
-}
-
 inline int getCurrentCUDAStream() {
   return 0;
 }
+
+class CUDAGuard {
+  const int before = std::exchange(emulator::device, emulator::kDevice);
+
+ public:
+  explicit CUDAGuard(c10::Device /*of a tensor*/) {}
+  ~CUDAGuard() {
+    emulator::device = before;
+  }
+};
 } // namespace c10::cuda
 
 namespace at::native::attn_tiles {

@@ -371,7 +371,7 @@ def test_cuda_check(in_repo, monkeypatch, spilled, status, says):
     asked = []
 
     class Made:
-        nvcc = cuda.Nvcc(Path("nvcc"), "13.0", (90,))
+        nvcc = cuda.Nvcc(Path("nvcc"), "13.0", (90,), 90)
         dir = in_repo
 
         def __init__(self, stack, base):

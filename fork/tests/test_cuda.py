@@ -21,7 +21,8 @@ HERE = Path(__file__).parent
 SOURCES = ROOT / "aten/src/ATen/native/cuda"
 # What the emulator stands in for.
 REPLACED = (
-    *(f"c10/cuda/CUDA{name}.h" for name in ("Exception", "Functions", "Stream")),
+    "ATen/cuda/CUDAContextLight.h",
+    *(f"c10/cuda/CUDA{name}.h" for name in ("Exception", "Guard", "Stream")),
     *(f"ATen/native/cuda/{name}.cuh" for name in ("AttnMma", "AttnWideMma")),
 )
 # A program like test/test_attn.py, but that CPU tensors go to the kernels for CUDA.
@@ -123,38 +124,206 @@ TF32 = """
 import sys, torch
 torch.ops.load_library(sys.argv[1])
 torch.manual_seed(0)
-q, k, v = (torch.randn(size) for size in ((70, 33), (90, 33), (90, 17)))
+inputs = [torch.randn(size) for size in ((70, 33), (90, 33), (90, 17))]
+grads = torch.randn(70, 17), torch.randn(70, 90)
 
 def to_tf32(x):
     bits = x.view(torch.int32) + 0x1000 & ~0x1FFF
     return bits.view(torch.float).double()
 
-def attn(q, k, v, rounded):
-    attn = torch.tanh(rounded(q) @ rounded(k).T)
-    return rounded(attn.float()) @ rounded(v), attn
+def attn(rounded):
+    q, k, v, grad = map(rounded, (*inputs, grads[0]))
+    attn = torch.tanh(q @ k.T)
+    scores = rounded(((grad @ v.T + grads[1]) * (1 - attn**2)).float())
+    p = rounded(attn.float())
+    return p @ v, attn, scores @ k, scores.T @ q, p.T @ grad
+
+def kernels():
+    outputs = torch.attn(*inputs)
+    return *outputs, *torch.ops.aten._attn_backward(*grads, *inputs, outputs[1], [True] * 3)
 
 def error(x, y):
     return (x - y).abs().max().item()
 
-exact = attn(q, k, v, torch.Tensor.double)
+exact = attn(torch.Tensor.double)
 for setting in ("pass", "cuda.matmul.allow_tf32 = True", "cuda.matmul.allow_tf32 = False",
                 "cuda.matmul.fp32_precision = 'tf32'"):
     exec(setting if setting == "pass" else f"torch.backends.{setting}")
     # Twice what that precision costs the plain computation, and what float does anyway.
     allowed = setting.endswith(("True", "'tf32'"))
-    plain = attn(q, k, v, to_tf32) if allowed else exact
-    for x, y, z in zip(torch.attn(q, k, v), plain, exact):
-        assert error(x, z) <= 2 * error(y, z) + 1e-5, setting
-        assert (error(x, z) > 1e-4) == allowed, setting
+    plain = attn(to_tf32) if allowed else exact
+    for processors in (1, 1000):  # large blocks, and small ones
+        torch.ops.attn_emulated.device(9, 227 << 10, processors)
+        for x, y, z in zip(kernels(), plain, exact):
+            assert error(x, z) <= 2 * error(y, z) + 1e-4, setting
+            assert (error(x, z) > 3e-4) == allowed, setting
 """
+
+
+def run_program(program, library):
+    done = subprocess.run(
+        [sys.executable, "-c", program, library], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_tf32_where_it_is_allowed(library):
     """By the older setting and by the newer one, which the older does not know."""
-    done = subprocess.run(
-        [sys.executable, "-c", TF32, library], capture_output=True, text=True, check=False
+    run_program(TF32, library)
+
+
+DEVICE = """
+import itertools, sys, torch
+torch.ops.load_library(sys.argv[1])
+torch.manual_seed(0)
+q, k, v, grad, grad_attn = (torch.randn(size) for size in ((7, 3), (9, 3), (9, 5), (7, 5), (7, 9)))
+attn = torch.attn(q, k, v)[1]
+for grads in ((grad, grad_attn), (grad, None), (None, grad_attn)):
+    of = [torch.zeros_like(x) if g is None else g for x, g in zip((grad, attn), grads)]
+    s = (of[0] @ v.T + of[1]) * (1 - attn**2)
+    expected = s @ k, s.T @ q, attn.T @ of[0]
+    for mask in itertools.product((False, True), repeat=3):
+        actual = torch.ops.aten._attn_backward(*grads, q, k, v, attn, mask)
+        for x, y, wanted in zip(actual, expected, mask):
+            if wanted:
+                x = torch.zeros_like(y) if x is None else x
+                torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-5)
+"""
+
+
+def test_on_the_inputs_device(library):
+    """Which is the current one only if there is a gradient of `output`, torchgen's first tensor."""
+    run_program(DEVICE, library)
+
+
+EACH_GRADIENT = """
+import itertools, sys, torch
+torch.ops.load_library(sys.argv[1])
+torch.manual_seed(0)
+modes = [(dtype, "") for dtype in (torch.half, torch.bfloat16, torch.float, torch.double)]
+modes.append((torch.float, "tf32"))
+# With 3 multiprocessors the blocks are smaller.
+for (dtype, tf32), width, processors in itertools.product(modes, (20, 72), (1, 3)):
+    torch.backends.cuda.matmul.allow_tf32 = bool(tf32)
+    torch.ops.attn_emulated.device(9, 227 << 10, processors)
+    q, k, v, grad, grad_attn = given = [
+        torch.randn(size, dtype=dtype) / 2
+        for size in ((7, width), (70, width), (70, width), (7, width), (7, 70))
+    ]
+    output, attn = torch.attn(q, k, v)
+    error = 40 * torch.finfo(torch.half if tf32 else dtype).eps
+
+    def compare(name, actual, expected):
+        assert torch.allclose(actual.double(), expected, rtol=error, atol=error), (
+            f"{name} of {dtype} {tf32}, {width} columns, on {processors} multiprocessors"
+        )
+
+    q, k, v, grad, grad_attn, saved = [x.double() for x in given + [attn]]
+    compare("attn", attn, torch.tanh(q @ k.T))
+    compare("output", output, saved @ v)
+    scores = (grad @ v.T + grad_attn) * (1 - saved**2)
+    expected = scores @ k, scores.T @ q, saved.T @ grad
+    for i, name in enumerate("qkv"):
+        mask = [i == j for j in range(3)]
+        grads = torch.ops.aten._attn_backward(*given[3:], *given[:3], attn, mask)
+        compare(f"gradient of {name}", grads[i], expected[i])
+"""
+
+
+def test_each_gradient_alone(library):
+    """In each precision, of each width, by large blocks and by small ones."""
+    run_program(EACH_GRADIENT, library)
+
+
+LAZY = """
+import sys, torch
+torch.ops.load_library(sys.argv[1])
+torch.manual_seed(0)
+is_lazy = torch._C._is_cow_tensor
+for dtype in (torch.half, torch.float, torch.double):
+    q, k, v, grad, grad_attn = (
+        torch.randn(size, dtype=dtype) for size in ((7, 8), (16, 8), (16, 8), (7, 8), (7, 16))
     )
-    assert done.returncode == 0, done.stderr
+    output, attn = torch.attn(q, k, v)
+    for name, outputs, inputs in (
+        ("forward", (output, attn), (q, k, v)),
+        ("backward", (q, k, v), (grad, grad_attn, q, k, v, attn)),
+    ):
+        kept = [torch.full_like(x, 7) for x in outputs]
+        written, read = ([torch._lazy_clone(x) for x in some] for some in (kept, inputs))
+        assert all(map(is_lazy, written + read))
+        getattr(torch.ops.attn_emulated, name)(*written, *read)
+        for x, y in zip(written, kept):
+            assert (y == 7).all() and (x != 7).any(), (dtype, name)
+        assert all(map(is_lazy, read)), (dtype, name)
+"""
+
+
+def test_what_is_copied_on_a_write(library):
+    """What is written gets memory of its own before, and what is read never does."""
+    run_program(LAZY, library)
+
+
+COPIES = """
+import sys, torch
+from torch.profiler import profile
+torch.ops.load_library(sys.argv[1])
+torch.manual_seed(0)
+torch.ops.attn_emulated.device(9, 227 << 10, 1)
+b, m, n = 6, 20, 24
+ROW = 36 * 4  # bytes of 33 elements, up to a multiple of 16
+
+
+def randn(*sizes, of=(), dtype=torch.float):
+    return torch.randn(sizes, dtype=dtype).expand(*of, *(-1,) * len(sizes))
+
+
+def allocated(name, outputs, inputs):
+    with profile(profile_memory=True) as recorded:
+        getattr(torch.ops.attn_emulated, name)(*outputs, *inputs)
+    return sum(max(0, event.self_cpu_memory_usage) for event in recorded.events())
+
+
+def compare(case, q, k, v, grad, forward, backward):
+    attn = torch.tanh(q @ k.mT)
+    outputs = torch.empty_like(attn @ v), torch.empty_like(attn)
+    copied = allocated("forward", outputs, (q, k, v))
+    assert copied == forward, f"{case}: forward copies {copied} bytes, not {forward}"
+    torch.testing.assert_close(outputs, (attn @ v, attn), rtol=1e-4, atol=1e-4)
+    s = (grad @ v.mT + attn) * (1 - attn**2)
+    expected = s @ k, s.mT @ q, attn.mT @ grad
+    grads = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in expected]
+    copied = allocated("backward", grads, (grad, attn, q, k, v, attn))
+    assert copied == backward, f"{case}: backward copies {copied} bytes, not {backward}"
+    for x, y in zip(grads, expected):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4)
+
+
+def wide(*sizes):  # aligned
+    return randn(*sizes, 36)[..., :33]
+
+
+ones = torch.ones(())
+for case, q, k, v, grad, forward, backward in (
+    ("aligned", wide(b, m), wide(b, n), wide(b, n), wide(b, m), 0, 0),
+    ("batch", wide(b, m), randn(n, 33, of=(b,)), wide(b, n), wide(b, m), n, n),
+    ("batch of one", wide(1, m), randn(1, n, 33), wide(1, n), wide(1, m), n, n),
+    ("whole", wide(b, m), randn(b, n, 33), wide(b, n), wide(b, m), b * n, b * n),
+    ("batches", wide(2, b, m), randn(2, 1, n, 33).expand(2, b, n, 33), wide(2, b, n),
+     wide(2, b, m), 2 * n, 2 * n),
+    ("rows", wide(b, m), randn(b, 1, 33).expand(b, n, 33), wide(b, n), wide(b, m), b, b),
+    ("row", wide(b, m), randn(33).expand(b, n, 33), wide(b, n), wide(b, m), 0, 0),
+    ("of a sum", wide(b, m), wide(b, n), wide(b, n), ones.expand(b, m, 33), 0, 1),
+    ("of a sum over rows", wide(b, m), wide(b, n), wide(b, n), randn(b, m, 1).expand(b, m, 33),
+     0, b * m),
+):
+    compare(case, q, k, v, grad, forward * ROW, backward * ROW)
+"""
+
+
+def test_copies_of_what_is_not_aligned(library):
+    """Only of what is there, once: not of what is expanded."""
+    run_program(COPIES, library)
 
 
 @pytest.mark.parametrize("device", [(7, 227 << 10, 1), (9, 32 << 10, 1)], ids=["old", "small"])
@@ -170,6 +339,80 @@ def test_a_missing_barrier_is_found(tmp_path):
     passed, said, _ = run_tests(library, "-k", "large_cpu_bfloat16")
     assert not passed
     assert "race: a " in said
+
+
+LAYOUTS = """
+import random, sys, torch
+torch.ops.load_library(sys.argv[1])
+seed = random.randrange(1 << 30)
+random.seed(seed)
+torch.manual_seed(seed)
+
+
+def randn(*sizes):
+    \"\"\"Of any strides and offset; expanded along some dimensions.\"\"\"
+    stored = [1 if random.random() < 0.3 else size for size in sizes]
+    step, offset = random.choice((1, 1, 2)), random.randrange(5)
+    order = sorted(range(len(sizes)), key=lambda dim: random.random() * (dim < len(sizes) - 1))
+    x = torch.randn(*(stored[dim] for dim in order), step + offset)[..., offset]
+    return x.permute([order.index(dim) for dim in range(len(sizes))]).expand(sizes)
+
+
+for case in range(15):
+    *batch, m, n, d, e = [random.choice((1, 2, 3, 9)) for _ in range(random.randrange(4, 8))]
+    inputs = q, k, v = [randn(*batch, *size) for size in ((m, d), (n, d), (n, e))]
+    grad, grad_attn = randn(*batch, m, e), randn(*batch, m, n)
+    attn = torch.tanh(q @ k.mT)
+    scores = (grad @ v.mT + grad_attn) * (1 - attn**2)
+    expected = attn @ v, attn, scores @ k, scores.mT @ q, attn.mT @ grad
+    actual = *torch.attn(*inputs), *torch.ops.aten._attn_backward(
+        grad, grad_attn, *inputs, attn, [True] * 3
+    )
+    for x, y in zip(actual, expected):
+        assert torch.allclose(x, y, rtol=1e-4, atol=1e-4), (
+            f"seed {seed}, case {case}: {[(x.shape, x.stride()) for x in inputs + [grad]]}"
+        )
+assert torch.ops.attn_emulated.device(9, 227 << 10, 1) > 0
+"""
+
+
+def test_any_layout(library):
+    """Of inputs and gradients: expanded, not aligned, or neither."""
+    run_program(LAYOUTS, library)
+
+
+OLDER = """
+import itertools, sys, torch
+torch.ops.load_library(sys.argv[1])
+dtypes = torch.half, torch.bfloat16, torch.float, torch.double
+for dtype, width in itertools.product(dtypes, (8, 72)):
+    x, attn = torch.zeros(5, width, dtype=dtype), torch.zeros(5, 5, dtype=dtype)
+    if dtype is torch.double and width > 64:
+        continue  # composed
+    for call in (
+        lambda: torch.ops.aten.attn(x, x, x),
+        *(
+            lambda mask=mask: torch.ops.aten._attn_backward(x, attn, x, x, x, attn, mask)
+            for mask in itertools.product((False, True), repeat=3)
+            if any(mask)
+        ),
+    ):
+        try:
+            call()
+        except RuntimeError as e:
+            assert "trap" in str(e), e
+        else:
+            raise AssertionError(f"a kernel for {dtype}, {width} has a body")
+"""
+
+
+def test_kernels_for_what_is_older_have_no_body(tmp_path):
+    """Which may lack their instructions: upstream compiles every source for such GPUs too."""
+
+    def for_75(text):
+        return "#define ARCHITECTURE 750\n" + text.replace("__CUDA_ARCH__", "ARCHITECTURE")
+
+    run_program(OLDER, emulate(tmp_path, for_75))
 
 
 def base_of(folder, cuda_release, context="enum class Float32Backend { CUDA };"):
@@ -195,7 +438,8 @@ def test_compiler_of_the_bases_release(tmp_path, monkeypatch):
     monkeypatch.delenv("CUDACXX", raising=False)
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
     found = cuda.find(base_of(tmp_path / "base", "13.0"))
-    assert found == cuda.Nvcc(nvcc, "13.1", (80, 90, 100))
+    assert found == cuda.Nvcc(nvcc, "13.1", (80, 90, 100), 75)
+    assert found.with_oldest().architectures == (75, 80, 90, 100)
 
 
 def test_base_without_cuda(tmp_path):
@@ -229,10 +473,10 @@ ptxas info    : Used {registers} registers, used 1 barriers, 8 bytes cumulative 
 """
 
 
-ROWS = "_ZN2at6native10attn_tiles9attn_rowsI6__halfLi64ELb1ELi4EEEvNS1_7RowArgsIT_EE"
+ROWS = "_ZN2at6native10attn_tiles9attn_rowsI6__halfLi64ELb1ELi4EEEvNS1_7RowArgsIT_XT1_EEE"
 WIDE = (
-    "_ZN2at6native10attn_tiles17attn_wide_columnsIfLi128ELNS1_9PrecisionE1ELNS1_9GradientsE2ELi1E"
-    "EEvNS1_10ColumnArgsIT_EE"
+    "_ZN2at6native10attn_tiles17attn_wide_columnsIfLi128ELNS1_9PrecisionE1ELb0ELi2EEEvNS1_10"
+    "ColumnArgsIT_EE"
 )
 CLEAN = said(ROWS, "sm_80", 209) + said(ROWS, "sm_90", 203)
 
@@ -241,8 +485,8 @@ def test_what_the_compiler_says():
     half, _, wide = cuda.kernels(CLEAN + said(WIDE, "sm_90", 228, 4, 8))
     assert half == cuda.Kernel("attn_rows<__half, 64, true, 4>", "sm_80", 209, 0)
     assert half.sweep == "RowSweep<64, 4>"
-    assert wide.name == "attn_wide_columns<float, 128, (Precision)1, (Gradients)2, 1>"
-    assert wide.sweep == "WideColumnSweep<float, 128, 1>" and wide.spilled == 12
+    assert wide.name == "attn_wide_columns<float, 128, (Precision)1, false, 2>"
+    assert wide.sweep == "WideColumnSweep<float, 128, 2>" and wide.spilled == 12
 
 
 @pytest.mark.parametrize(
@@ -253,16 +497,27 @@ def test_what_the_compiler_says():
         (said(ROWS, "sm_80", 1), ["attn_rows<__half, 64, true, 4>: not compiled for sm_90"]),
         (
             CLEAN + said(WIDE, "sm_80", 255) + said(WIDE, "sm_90", 255, 4, 8),
-            [
-                "attn_wide_columns<float, 128, (Precision)1, (Gradients)2, 1>: spills 12 bytes "
-                "on sm_90"
-            ],
+            ["attn_wide_columns<float, 128, (Precision)1, false, 2>: spills 12 bytes on sm_90"],
         ),
     ],
     ids=["nothing", "clean", "lacking", "spilling"],
 )
 def test_what_a_kernel_must_not_have(log, problems):
     assert cuda.problems(cuda.kernels(log), (80, 90)) == problems
+
+
+@pytest.mark.parametrize(
+    "log, problems",
+    [
+        (CLEAN, ["not compiled for sm_75"]),
+        (CLEAN + said(ROWS, "sm_75", 4), []),
+        (CLEAN + said(ROWS, "sm_75", 200), ["has a body on sm_75, where it is not launched"]),
+    ],
+    ids=["lacking", "empty", "body"],
+)
+def test_kernel_for_what_is_older(log, problems):
+    expected = [f"attn_rows<__half, 64, true, 4>: {problem}" for problem in problems]
+    assert cuda.problems(cuda.kernels(log), (75, 80, 90)) == expected
 
 
 def test_table_of_kernels():
@@ -278,3 +533,13 @@ def test_table_of_kernels():
 def test_check_without_a_compiler(tmp_path):
     with pytest.raises(ForkError, match="torch 2.13.0 is not built for CUDA"):
         Graft(Stack(ROOT), base_of(tmp_path, None)).make_kernels()
+
+
+def test_check_is_for_the_oldest_too(tmp_path, monkeypatch):
+    graft = Graft(Stack(ROOT), base_of(tmp_path, "13.0"))
+    graft.dir = tmp_path
+    graft.nvcc = cuda.Nvcc(Path("nvcc"), "13.0", (80, 90), 75)
+    log = said(ROWS, "sm_75", 4) + CLEAN
+    monkeypatch.setattr(graft, "make", lambda: (tmp_path / "ninja.log").write_text(log))
+    assert [kernel.capability for kernel in graft.make_kernels()] == [75, 80, 90]
+    assert graft.nvcc.architectures == (75, 80, 90)

@@ -64,7 +64,7 @@ def steps(tmp_path, monkeypatch):
     monkeypatch.setattr(cli, "Stack", lambda root: None)
     monkeypatch.setattr(cli.bases, "get", lambda release, cache: release)
     monkeypatch.setattr(cli.Graft, "__init__", lambda self, stack, base: None)
-    monkeypatch.setattr(cli.Graft, "nvcc", Nvcc(tmp_path / "nvcc", "13.0", (80, 90)))
+    monkeypatch.setattr(cli.Graft, "nvcc", Nvcc(tmp_path / "nvcc", "13.0", (80, 90), 75))
     monkeypatch.delenv("ATTN_BASE", raising=False)  # `make test` says which torch it tests
     monkeypatch.setattr(gpu, "devices", lambda: 1)
     monkeypatch.setattr(gpu, "sanitizer", lambda: "sanitizer")

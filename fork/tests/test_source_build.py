@@ -273,7 +273,7 @@ def test_the_graft_compiles_every_source(tmp_path, unpacked):
     graft = Graft(Stack(ROOT), Base(unpacked))
     without = graft.configuration()
     graft = Graft(Stack(ROOT), Base(unpacked))
-    graft.nvcc = cuda.Nvcc(Path("/cuda/bin/nvcc"), "13.0", (80, 90, 100))
+    graft.nvcc = cuda.Nvcc(Path("/cuda/bin/nvcc"), "13.0", (80, 90, 100), 75)
     config = graft.configuration()
     for path, _ in sources():
         assert f"{ROOT / path}" in config, path

@@ -65,6 +65,20 @@ class TestAttnCuda(AttnTestCase):
         self.assertGreaterEqual(peak, held)
         self.assertLessEqual(peak - held, attn / 50)
 
+    @skipCUDAIf(TEST_WITH_ROCM or not SM80OrLater, "composed there")
+    @by_dtype
+    def test_memory_of_expanded(self, device, dtype):
+        """What has no aligned rows is copied, but only once if it is expanded."""
+        q = torch.randn(64, 16, 33, device=device, dtype=dtype)
+        x = torch.randn(1024, 33, device=device, dtype=dtype).expand(64, -1, -1)
+        held = sum(y.nbytes for y in torch.attn(q, x, x))
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.attn(q, x, x)
+        peak = torch.cuda.max_memory_allocated(device) - before
+        self.assertGreaterEqual(peak, held)
+        self.assertLessEqual(peak - held, x.nbytes / 8)
+
     @by_dtype
     @by_case
     def test_repeats(self, device, dtype, case):
@@ -120,6 +134,18 @@ class TestAttnCuda(AttnTestCase):
             expected = evaluate(torch.attn, *given)
         with torch.cuda.device(devices[0]):
             actual = evaluate(torch.attn, *given)
+        self.assert_bitwise(actual, expected)
+
+    @deviceCountAtLeast(2)
+    @by_dtype
+    def test_other_device_of_backward(self, devices, dtype):
+        """Also without a gradient of output, by which the dispatcher goes."""
+        inputs, (_, grad_attn) = Case("other", 200, 30, 300, 40).make(devices[1], dtype)
+        given = None, grad_attn, *inputs, torch.attn(*inputs).attn, [True] * 3
+        with torch.cuda.device(devices[1]):
+            expected = torch.ops.aten._attn_backward(*given)
+        with torch.cuda.device(devices[0]):
+            actual = torch.ops.aten._attn_backward(*given)
         self.assert_bitwise(actual, expected)
 
     @largeTensorTest("24GB")

@@ -4,7 +4,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/native/cpu/AttnKernel.h>
 #include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
 #ifndef AT_PER_OPERATOR_HEADERS
@@ -17,6 +17,7 @@
 #endif
 
 #if !defined(USE_ROCM)
+#include <ATen/cuda/CUDAContextLight.h>
 #include <ATen/native/cuda/AttnColumns.cuh>
 #include <ATen/native/cuda/AttnRows.cuh>
 #include <ATen/native/cuda/AttnWideColumns.cuh>
@@ -30,6 +31,7 @@
 #include <limits>
 #include <optional>
 #include <type_traits>
+#include <utility>
 
 namespace at::native {
 
@@ -137,15 +139,25 @@ bool has_aligned_rows(const Tensor& x) {
   return aligned;
 }
 
-// x, or a copy of it with such rows.
+// x, or a copy of it with such rows, of which those that are one in memory
+// (x is expanded) remain one.
 Tensor with_aligned_rows(const Tensor& x) {
   if (!x.defined() || has_aligned_rows(x)) {
     return x;
   }
+  Tensor once = x;
+  for (int64_t dim = 0; dim < x.dim() - 1; ++dim) {
+    if (x.stride(dim) == 0) {
+      once = once.narrow(dim, 0, 1);
+    }
+  }
   const int64_t step = 16 / x.element_size();
-  DimVector sizes(x.sizes());
+  DimVector sizes(once.sizes());
   sizes.back() = (sizes.back() + step - 1) / step * step;
-  return at::empty(sizes, x.options()).narrow(-1, 0, x.size(-1)).copy_(x);
+  return at::empty(sizes, x.options())
+      .narrow(-1, 0, x.size(-1))
+      .copy_(once)
+      .expand(x.sizes());
 }
 
 template <typename T>
@@ -159,11 +171,16 @@ Operand<T> operand_of(const Tensor& x, const int64_t (&batch)[kBatchDims]) {
   return to;
 }
 
+// The same, for writing unless T is const.
 template <typename T>
 Scores<T> scores_of(const Tensor& x, const int64_t (&batch)[kBatchDims]) {
   Scores<T> to{};
   if (x.defined()) {
-    to.data = static_cast<T*>(const_cast<void*>(x.const_data_ptr()));
+    if constexpr (std::is_const_v<T>) {
+      to.data = static_cast<T*>(x.const_data_ptr());
+    } else {
+      to.data = static_cast<T*>(x.mutable_data_ptr());
+    }
     to.row = x.stride(-2);
     to.column = x.stride(-1);
     std::copy(std::begin(batch), std::end(batch), to.batch);
@@ -172,18 +189,12 @@ Scores<T> scores_of(const Tensor& x, const int64_t (&batch)[kBatchDims]) {
   return to;
 }
 
-int attribute(cudaDeviceAttr name) {
-  int value = 0;
-  C10_CUDA_CHECK(
-      cudaDeviceGetAttribute(&value, name, c10::cuda::current_device()));
-  return value;
-}
-
 // With fewer blocks, smaller ones are faster, though they read more of what
 // the others do: that takes less time than what float's products do.
 template <typename T>
 int64_t enough_blocks() {
-  const int64_t processors = attribute(cudaDevAttrMultiProcessorCount);
+  const int64_t processors =
+      at::cuda::getCurrentDeviceProperties()->multiProcessorCount;
   return (sizeof(T) < sizeof(float) ? 2 : 4) * processors / 3;
 }
 
@@ -193,7 +204,7 @@ bool has_kernels(const Tensor& q, const Tensor& k, const Tensor& v) {
   constexpr int64_t most = std::numeric_limits<int>::max() - widest;
   return q.size(-1) <= widest && v.size(-1) <= widest && q.size(-2) <= most &&
          k.size(-2) <= most &&
-         attribute(cudaDevAttrComputeCapabilityMajor) >= 8;
+         at::cuda::getCurrentDeviceProperties()->major >= 8;
 }
 
 // How many blocks a sweep over so many rows, or columns, of every sample has.
@@ -212,8 +223,9 @@ bool launch(
     int64_t lines,
     int64_t lines_of_block) {
   const int64_t blocks = blocks_of(args.batch, lines, lines_of_block);
+  constexpr size_t shared = Sweep::shared;
   if (blocks > std::numeric_limits<int>::max() ||
-      Sweep::shared > attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)) {
+      shared > at::cuda::getCurrentDeviceProperties()->sharedMemPerBlockOptin) {
     return false;
   }
   constexpr int without_asking = 48 << 10;
@@ -228,24 +240,27 @@ bool launch(
   return true;
 }
 
-// Calls of with how many warps share a block's rows or columns: 1, or 2 or 4 of
-// smaller blocks, until there are enough blocks, or what takes less shared
-// memory than there is. False if nothing does.
-template <typename F>
+// Calls of with how many warps share a block's rows or columns: the first, with
+// which blocks are largest, or the next, until there are enough blocks, or what
+// takes less shared memory than there is. False if nothing does.
+template <int first, int... others, typename F>
 bool for_across_of(
+    std::integer_sequence<int, first, others...> /*across*/,
     const Batch& batch,
     int64_t lines,
-    int64_t lines_of_block,
+    int64_t lines_of_block, // without sharing
     int64_t enough,
     const F& of) {
-  const auto too_few = [&](int across) {
-    return blocks_of(batch, lines, lines_of_block / across) < enough;
-  };
-  using One = std::integral_constant<int, 1>;
-  using Two = std::integral_constant<int, 2>;
-  using Four = std::integral_constant<int, 4>;
-  return (!too_few(1) && of(One{})) || (!too_few(2) && of(Two{})) ||
-         of(Four{}) || of(Two{}) || of(One{});
+  const std::integral_constant<int, first> across{};
+  if constexpr (sizeof...(others) > 0) {
+    const std::integer_sequence<int, others...> next{};
+    if ((blocks_of(batch, lines, lines_of_block / first) >= enough &&
+         of(across)) ||
+        for_across_of(next, batch, lines, lines_of_block, enough, of)) {
+      return true;
+    }
+  }
+  return of(across);
 }
 
 // Calls of with the least width of tiles that has room for d and e columns;
@@ -284,23 +299,20 @@ bool sweep_rows(
     const Tensor& attn,
     const Tensor& grad_attn,
     const Tensor& z) {
-  const Tensor aligned_x = with_aligned_rows(x);
-  const Tensor aligned_y = with_aligned_rows(y);
-  const Tensor aligned_w = with_aligned_rows(w);
-  const auto merged =
-      merge_batch<5>({&attn, &aligned_x, &aligned_y, &aligned_w, &grad_attn});
+  const auto merged = merge_batch<5>({&attn, &x, &y, &w, &grad_attn});
   if (!merged) {
     return false;
   }
   const auto& strides = merged->strides;
-  attn_tiles::RowArgs<T> args{};
+  attn_tiles::RowArgs<T, backward> args{};
   args.batch = merged->batch;
-  args.attn = scores_of<T>(attn, strides[0]);
-  args.x = operand_of<T>(aligned_x, strides[1]);
-  args.y = operand_of<T>(aligned_y, strides[2]);
-  args.w = operand_of<T>(aligned_w, strides[3]);
+  args.attn =
+      scores_of<std::conditional_t<backward, const T, T>>(attn, strides[0]);
+  args.x = operand_of<T>(x, strides[1]);
+  args.y = operand_of<T>(y, strides[2]);
+  args.w = operand_of<T>(w, strides[3]);
   args.grad_attn = scores_of<const T>(grad_attn, strides[4]);
-  args.z = static_cast<T*>(z.data_ptr());
+  args.z = static_cast<T*>(z.mutable_data_ptr());
   args.m = attn.size(-2);
   args.n = attn.size(-1);
   args.d = x.defined() ? x.size(-1) : 0;
@@ -310,8 +322,9 @@ bool sweep_rows(
     if constexpr (sizeof(T) >= sizeof(float)) {
       constexpr int rows = attn_tiles::WideRowSweep<T, width, 1>::rows;
       return for_precision_of<T>([&](auto precision) {
+        const attn_tiles::WideAcross<T, precision> all{};
         return for_across_of(
-            args.batch, args.m, rows, enough, [&](auto across) {
+            all, args.batch, args.m, rows, enough, [&](auto across) {
               using Sweep = attn_tiles::WideRowSweep<T, width, across>;
               return launch<Sweep>(
                   attn_tiles::
@@ -323,32 +336,34 @@ bool sweep_rows(
       });
     } else {
       constexpr int rows = attn_tiles::RowSweep<width, 1>::rows;
-      return for_across_of(args.batch, args.m, rows, enough, [&](auto across) {
-        using Sweep = attn_tiles::RowSweep<width, across>;
-        return launch<Sweep>(
-            attn_tiles::attn_rows<T, width, backward, across>,
-            args,
-            args.m,
-            Sweep::rows);
-      });
+      const attn_tiles::Across<width> all{};
+      return for_across_of(
+          all, args.batch, args.m, rows, enough, [&](auto across) {
+            using Sweep = attn_tiles::RowSweep<width, across>;
+            return launch<Sweep>(
+                attn_tiles::attn_rows<T, width, backward, across>,
+                args,
+                args.m,
+                Sweep::rows);
+          });
     }
   });
 }
 
-// Calls of with the gradients that a launch makes: of k, of v or, if `both`
-// fit into registers, of both.
-template <bool both, typename T, typename F>
+// Calls of with each launch's arguments, and whether it makes both gradients,
+// which it does if both are wanted and `fit` into registers.
+template <bool fit, typename T, typename F>
 bool for_gradients_of(const attn_tiles::ColumnArgs<T>& args, const F& of) {
-  using attn_tiles::Gradients;
-  using Both = std::integral_constant<Gradients, Gradients::both>;
-  using OfK = std::integral_constant<Gradients, Gradients::of_k>;
-  using OfV = std::integral_constant<Gradients, Gradients::of_v>;
-  if constexpr (both) {
-    if (args.grad_k && args.grad_v) {
-      return of(Both{});
-    }
+  if (!args.grad_k || !args.grad_v) {
+    return of(args, std::false_type{});
   }
-  return (!args.grad_k || of(OfK{})) && (!args.grad_v || of(OfV{}));
+  if constexpr (fit) {
+    return of(args, std::true_type{});
+  } else {
+    auto of_k = args, of_v = args;
+    of_k.grad_v = of_v.grad_k = nullptr;
+    return of(of_k, std::false_type{}) && of(of_v, std::false_type{});
+  }
 }
 
 // S̄ᵀ = (v G_oᵀ + G_aᵀ) ∘ (1 - attnᵀ²), grad_k = S̄ᵀ q, grad_v = attnᵀ G_o
@@ -361,11 +376,7 @@ bool sweep_columns(
     const Tensor& grad_attn,
     const Tensor& grad_k,
     const Tensor& grad_v) {
-  const Tensor aligned_q = with_aligned_rows(q);
-  const Tensor aligned_v = with_aligned_rows(v);
-  const Tensor aligned_g = with_aligned_rows(grad_output);
-  const auto merged =
-      merge_batch<5>({&attn, &aligned_q, &aligned_v, &aligned_g, &grad_attn});
+  const auto merged = merge_batch<5>({&attn, &q, &v, &grad_output, &grad_attn});
   if (!merged) {
     return false;
   }
@@ -373,15 +384,15 @@ bool sweep_columns(
   attn_tiles::ColumnArgs<T> args{};
   args.batch = merged->batch;
   args.attn = scores_of<const T>(attn, strides[0]);
-  args.q = operand_of<T>(aligned_q, strides[1]);
-  args.v = operand_of<T>(aligned_v, strides[2]);
-  args.grad_output = operand_of<T>(aligned_g, strides[3]);
+  args.q = operand_of<T>(q, strides[1]);
+  args.v = operand_of<T>(v, strides[2]);
+  args.grad_output = operand_of<T>(grad_output, strides[3]);
   args.grad_attn = scores_of<const T>(grad_attn, strides[4]);
   if (grad_k.defined()) {
-    args.grad_k = static_cast<T*>(grad_k.data_ptr());
+    args.grad_k = static_cast<T*>(grad_k.mutable_data_ptr());
   }
   if (grad_v.defined()) {
-    args.grad_v = static_cast<T*>(grad_v.data_ptr());
+    args.grad_v = static_cast<T*>(grad_v.mutable_data_ptr());
   }
   args.m = attn.size(-2);
   args.n = attn.size(-1);
@@ -391,20 +402,17 @@ bool sweep_columns(
   return for_width_of<T>(args.d, args.e, [&](auto width) {
     if constexpr (sizeof(T) >= sizeof(float)) {
       constexpr int columns = attn_tiles::WideColumnSweep<T, width, 1>::columns;
-      constexpr bool both = width * sizeof(T) <= 64 * sizeof(float);
+      constexpr bool fit = width * sizeof(T) <= 64 * sizeof(float);
       return for_precision_of<T>([&](auto precision) {
-        return for_gradients_of<both>(args, [&](auto gradients) {
+        const attn_tiles::WideAcross<T, precision> all{};
+        return for_gradients_of<fit>(args, [&](const auto& some, auto both) {
           return for_across_of(
-              args.batch, args.n, columns, enough, [&](auto across) {
+              all, args.batch, args.n, columns, enough, [&](auto across) {
                 using Sweep = attn_tiles::WideColumnSweep<T, width, across>;
                 return launch<Sweep>(
-                    attn_tiles::attn_wide_columns<
-                        T,
-                        width,
-                        precision,
-                        gradients,
-                        across>,
-                    args,
+                    attn_tiles::
+                        attn_wide_columns<T, width, precision, both, across>,
+                    some,
                     args.n,
                     Sweep::columns);
               });
@@ -412,13 +420,14 @@ bool sweep_columns(
       });
     } else {
       constexpr int columns = attn_tiles::ColumnSweep<width, 1>::columns;
-      return for_gradients_of<true>(args, [&](auto gradients) {
+      const attn_tiles::Across<width> all{};
+      return for_gradients_of<true>(args, [&](const auto& some, auto both) {
         return for_across_of(
-            args.batch, args.n, columns, enough, [&](auto across) {
+            all, args.batch, args.n, columns, enough, [&](auto across) {
               using Sweep = attn_tiles::ColumnSweep<width, across>;
               return launch<Sweep>(
-                  attn_tiles::attn_columns<T, width, gradients, across>,
-                  args,
+                  attn_tiles::attn_columns<T, width, both, across>,
+                  some,
                   args.n,
                   Sweep::columns);
             });
@@ -454,7 +463,13 @@ void attn_kernel_cuda(
     const Tensor& v) {
 #if !defined(USE_ROCM)
   if (attn.numel() && has_kernels(q, k, v) && for_dtype_of(q, [&](auto type) {
-        return sweep_rows<decltype(type), false>(q, k, v, attn, {}, output);
+        return sweep_rows<decltype(type), false>(
+            with_aligned_rows(q),
+            with_aligned_rows(k),
+            with_aligned_rows(v),
+            attn,
+            {},
+            output);
       })) {
     return;
   }
@@ -472,15 +487,25 @@ void attn_backward_kernel_cuda(
     const Tensor& k,
     const Tensor& v,
     const Tensor& attn) {
+  // The dispatcher's is grad_output's, which may be undefined.
+  const c10::cuda::CUDAGuard guard(q.device());
 #if !defined(USE_ROCM)
   if (attn.numel() && has_kernels(q, k, v) && for_dtype_of(q, [&](auto type) {
         using T = decltype(type);
+        const Tensor v_ = with_aligned_rows(v);
+        const Tensor grad = with_aligned_rows(grad_output);
         return (!grad_q.defined() ||
                 sweep_rows<T, true>(
-                    grad_output, v, k, attn, grad_attn, grad_q)) &&
+                    grad, v_, with_aligned_rows(k), attn, grad_attn, grad_q)) &&
                ((!grad_k.defined() && !grad_v.defined()) ||
                 sweep_columns<T>(
-                    q, v, attn, grad_output, grad_attn, grad_k, grad_v));
+                    with_aligned_rows(q),
+                    v_,
+                    attn,
+                    grad,
+                    grad_attn,
+                    grad_k,
+                    grad_v));
       })) {
     return;
   }

@@ -40,13 +40,14 @@ struct ColumnArgs {
   int m, n, d, e;
 };
 
-// Of grad_k and grad_v, those that a launch makes; what needs grad_v has G_o.
-enum class Gradients { both, of_k, of_v };
-
-template <typename T, int width, Gradients gradients, int across>
+// Makes `both` gradients, without a branch between their products; or the one
+// that is wanted, which is a product of S̄ᵀ or of attnᵀ. What makes grad_v has
+// G_o.
+template <typename T, int width, bool both, int across>
 __global__ void __launch_bounds__(
     ColumnSweep<width, across>::threads, width == 64 ? 2 : 1)
     attn_columns(ColumnArgs<T> args) {
+#if ATTN_KERNELS
   using Size = ColumnSweep<width, across>;
   using V = typename Size::V;
   using Q = typename Size::Q;
@@ -61,10 +62,9 @@ __global__ void __launch_bounds__(
   const int column0 = blockIdx.x % blocks * Size::columns;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int group = warp / across;
-  constexpr bool want_k = gradients != Gradients::of_v;
-  constexpr bool want_v = gradients != Gradients::of_k;
-  const bool has_output = want_v || args.grad_output.data != nullptr;
-  const bool has_attn = want_k && args.grad_attn.data != nullptr;
+  const bool of_k = both || args.grad_k != nullptr;
+  const bool has_output = both || args.grad_output.data != nullptr;
+  const bool has_attn = of_k && args.grad_attn.data != nullptr;
   const int columns_left = args.n - column0;
   const T* attn =
       sample_of(args.attn, args.batch, sample) + column0 * args.attn.column;
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(
   const auto load_step = [&](int row, int stage) {
     const uint32_t tile = stages + stage * Size::stage;
     const int left = args.m - row;
-    if (want_k) {
+    if (of_k) {
       q.load(tile, row, left);
     }
     if (has_output) {
@@ -109,10 +109,13 @@ __global__ void __launch_bounds__(
   const uint32_t a_row =
       Q::place(2 * Size::operand, score_row, group * tall * 2 + lane / 8 % 2);
   const uint32_t g_row = Q::place(Size::operand, score_row, lane / 8 % 2);
-  const uint32_t row_of_sums = Q::place(0, first + lane % 16, lane / 16);
+  const uint32_t g_row_of_sums =
+      Q::place(Size::operand, first + lane % 16, lane / 16);
+  const uint32_t row_of_sums = g_row_of_sums - (of_k ? Size::operand : 0);
   const uint32_t v_row =
       V::place(v_tile, group * tall * 16 + lane % 16, lane / 16);
-  Part<float> grad_k[tall][width / 8] = {}, grad_v[tall][width / 8] = {};
+  // The one that is wanted, or grad_k; and grad_v, if both are.
+  Part<float> sums[tall][width / 8] = {}, grad_v[tall][width / 8] = {};
   for (int row = 0, stage = 0; row < args.m; row += Size::rows, stage ^= 1) {
     wait<0>();
     __syncthreads();
@@ -134,7 +137,8 @@ __global__ void __launch_bounds__(
               ga[i], Q::place_from(tile + Size::scores + a_row, part, 2 * i));
         }
       }
-      if (want_k) {
+      uint32_t p[tall][4]; // S̄ᵀ; or attnᵀ
+      if (of_k) {
         Part<float> s[tall][2] = {};
         if (has_output) {
 #pragma unroll
@@ -150,7 +154,6 @@ __global__ void __launch_bounds__(
             }
           }
         }
-        uint32_t p[tall][4];
 #pragma unroll
         for (int i = 0; i < tall; ++i) {
 #pragma unroll
@@ -164,23 +167,24 @@ __global__ void __launch_bounds__(
                 args.m);
           }
         }
+      } else {
+        memcpy(p, a, sizeof(p));
+      }
 #pragma unroll
-        for (int c = 0; c < width / 8; c += 2) {
-          uint32_t b[4];
-          load_transposed(b, Q::place_from(tile + row_of_sums, part, c));
+      for (int c = 0; c < width / 8; c += 2) {
+        uint32_t b[4];
+        load_transposed(b, Q::place_from(tile + row_of_sums, part, c));
 #pragma unroll
-          for (int i = 0; i < tall; ++i) {
-            mma<T>(grad_k[i][c], p[i], b[0], b[1]);
-            mma<T>(grad_k[i][c + 1], p[i], b[2], b[3]);
-          }
+        for (int i = 0; i < tall; ++i) {
+          mma<T>(sums[i][c], p[i], b[0], b[1]);
+          mma<T>(sums[i][c + 1], p[i], b[2], b[3]);
         }
       }
-      if (want_v) {
+      if constexpr (both) {
 #pragma unroll
         for (int c = 0; c < width / 8; c += 2) {
           uint32_t b[4];
-          load_transposed(
-              b, Q::place_from(tile + Size::operand + row_of_sums, part, c));
+          load_transposed(b, Q::place_from(tile + g_row_of_sums, part, c));
 #pragma unroll
           for (int i = 0; i < tall; ++i) {
             mma<T>(grad_v[i][c], a[i], b[0], b[1]);
@@ -194,10 +198,8 @@ __global__ void __launch_bounds__(
   if constexpr (across > 1) {
 #pragma unroll
     for (int i = 0; i < tall; ++i) {
-      if (want_k) {
-        add_across<across>(grad_k[i], v_tile);
-      }
-      if (want_v) {
+      add_across<across>(sums[i], v_tile);
+      if constexpr (both) {
         add_across<across>(grad_v[i], v_tile);
       }
     }
@@ -212,16 +214,23 @@ __global__ void __launch_bounds__(
       const int column =
           column0 + (group * tall + i) * 16 + 8 * below + lane / 4;
       const int64_t at = sample * static_cast<int64_t>(args.n) + column;
-      if (column < args.n && want_k) {
+      if (column < args.n) {
+        const int size = of_k ? args.d : args.e;
         store_sums<T, width>(
-            args.grad_k + at * args.d, grad_k[i], below, args.d);
+            (of_k ? args.grad_k : args.grad_v) + at * size,
+            sums[i],
+            below,
+            size);
       }
-      if (column < args.n && want_v) {
+      if (both && column < args.n) {
         store_sums<T, width>(
             args.grad_v + at * args.e, grad_v[i], below, args.e);
       }
     }
   }
+#else
+  __trap();
+#endif
 }
 
 } // namespace at::native::attn_tiles

@@ -29,11 +29,12 @@ struct RowSweep {
   static constexpr int shared = 2 * rows * width + 4 * tile;
 };
 
-template <typename T>
+template <typename T, bool backward>
 struct RowArgs {
   Batch batch;
   Operand<T> x, y, w; // (m, d), (n, d), (n, e)
-  Scores<T> attn;     // forward: contiguous
+  // Forward: contiguous, and written.
+  Scores<std::conditional_t<backward, const T, T>> attn;
   Scores<const T> grad_attn;
   T* z; // (m, e), contiguous
   int m, n, d, e;
@@ -42,7 +43,8 @@ struct RowArgs {
 template <typename T, int width, bool backward, int across>
 __global__ void __launch_bounds__(
     RowSweep<width, across>::threads, width == 64 ? 2 : 1)
-    attn_rows(RowArgs<T> args) {
+    attn_rows(RowArgs<T, backward> args) {
+#if ATTN_KERNELS
   using Size = RowSweep<width, across>;
   using X = typename Size::X;
   using Y = typename Size::Y;
@@ -101,9 +103,7 @@ __global__ void __launch_bounds__(
   // Rows of this thread: `lane / 4` and 8 below it, in each of the warp's
   // tiles.
   const int row = row0 + warp / across * tall * 16 + lane / 4;
-  T* attn = sample_of(args.attn, args.batch, sample) + row * args.attn.row;
-  const Scores<const T> saved = {
-      nullptr, args.attn.row, args.attn.column, {}, args.attn.aligned};
+  auto* attn = sample_of(args.attn, args.batch, sample) + row * args.attn.row;
   const T* grad_attn = args.grad_attn.data
                            ? sample_of(args.grad_attn, args.batch, sample) +
                                  row * args.grad_attn.row
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(
       // They come while S is multiplied.
       uint4 a[tall][2] = {}, ga[tall][2] = {};
       if constexpr (backward) {
-        load_rows<T>(a, attn, saved, left, c0, args.n);
+        load_rows<T>(a, attn, args.attn, left, c0, args.n);
         if (grad_attn) {
           load_rows<T>(ga, grad_attn, args.grad_attn, left, c0, args.n);
         }
@@ -224,6 +224,9 @@ __global__ void __launch_bounds__(
       }
     }
   }
+#else
+  __trap();
+#endif
 }
 
 } // namespace at::native::attn_tiles

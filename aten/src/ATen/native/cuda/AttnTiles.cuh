@@ -7,8 +7,28 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
+#include <utility>
+
+// Whether this is compiled for what has the kernels' instructions. For older
+// architectures, on which they are not launched, kernels have no body.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+#define ATTN_KERNELS 1
+#else
+#define ATTN_KERNELS 0
+#endif
 
 namespace at::native::attn_tiles {
+
+// How many warps may share a block's rows, or columns, and divide what they go
+// through: of so many there are kernels. Without sharing blocks are largest,
+// and read least; with 4 there are most blocks, but of width 128 they would
+// need more shared memory than capability 8.6 and 8.9 have.
+template <int width>
+using Across = std::conditional_t<
+    width == 64,
+    std::integer_sequence<int, 1, 2, 4>,
+    std::integer_sequence<int, 1, 2>>;
 
 // The batch dimensions that all operands have, merged where they can be.
 constexpr int kBatchDims = 3;

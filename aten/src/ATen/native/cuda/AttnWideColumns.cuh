@@ -27,10 +27,11 @@ template <
     typename T,
     int width,
     Precision precision,
-    Gradients gradients,
+    bool both, // see attn_columns
     int across>
 __global__ void __launch_bounds__(WideColumnSweep<T, width, across>::threads, 2)
     attn_wide_columns(ColumnArgs<T> args) {
+#if ATTN_KERNELS
   using Size = WideColumnSweep<T, width, across>;
   constexpr int parts = Size::rows / (8 * across);
   extern __shared__ uint4 shared[];
@@ -43,10 +44,9 @@ __global__ void __launch_bounds__(WideColumnSweep<T, width, across>::threads, 2)
   const int column0 = blockIdx.x % blocks * Size::columns;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int g = lane / 4, t = lane % 4;
-  constexpr bool want_k = gradients != Gradients::of_v;
-  constexpr bool want_v = gradients != Gradients::of_k;
-  const bool has_output = want_v || args.grad_output.data != nullptr;
-  const bool has_attn = want_k && args.grad_attn.data != nullptr;
+  const bool of_k = both || args.grad_k != nullptr;
+  const bool has_output = both || args.grad_output.data != nullptr;
+  const bool has_attn = of_k && args.grad_attn.data != nullptr;
   const int columns_left = args.n - column0;
   const T* attn =
       sample_of(args.attn, args.batch, sample) + column0 * args.attn.column;
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(WideColumnSweep<T, width, across>::threads, 2)
                            ? sample_of(args.grad_attn, args.batch, sample) +
                                  column0 * args.grad_attn.column
                            : nullptr;
-  constexpr int by_columns = Size::by_columns, score_row = Size::score_row;
+  constexpr int score_row = Size::score_row;
   using Parts = ScoreLoader<T, typename Size::A, Size::columns, Size::threads>;
   const Loader<T, typename Size::Q, width, Size::threads> q(
       sample_of(args.q, args.batch, sample), args.q.row, args.d);
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(WideColumnSweep<T, width, across>::threads, 2)
     const uint32_t g_tile = q_tile + Size::Q::bytes;
     const uint32_t a_tile = g_tile + Size::G::bytes;
     const int left = args.m - row;
-    if (want_k) {
+    if (of_k) {
       q.load(q_tile, row, left);
     }
     if (has_output) {
@@ -92,7 +92,12 @@ __global__ void __launch_bounds__(WideColumnSweep<T, width, across>::threads, 2)
   const int column = warp / across * 16 + g;
   const uint32_t v_row =
       v_tile + (column * Size::by_columns + 2 * t) * sizeof(T);
-  Part<T> grad_k[width / 8] = {}, grad_v[width / 8] = {};
+  // Of q, or G_o if grad_v is the one that is wanted: where its rows are in a
+  // stage, and how far apart.
+  const uint32_t factor = of_k ? 0 : Size::Q::bytes;
+  const int factor_row = of_k ? Size::by_rows : Size::by_columns;
+  // That one, or grad_k; and grad_v, if both are wanted.
+  Part<T> sums[width / 8] = {}, grad_v[width / 8] = {};
   for (int row = 0, stage = 0; row < args.m; row += Size::rows, stage ^= 1) {
     wait<0>();
     __syncthreads();
@@ -103,12 +108,12 @@ __global__ void __launch_bounds__(WideColumnSweep<T, width, across>::threads, 2)
     const uint32_t g_tile = q_tile + Size::Q::bytes;
     const uint32_t a_tile = g_tile + Size::G::bytes;
 
-    // attnᵀ and S̄ᵀ, of 8 rows of attn each
+    // attnᵀ and, of what is multiplied first, S̄ᵀ; of 8 rows of attn each
     Part<T> a[parts], p[parts];
 #pragma unroll
     for (int part = 0; part < parts; ++part) {
       Sums<T, precision> s;
-      if (want_k && has_output) {
+      if (of_k && has_output) {
 #pragma unroll 4
         for (int c = 0; c < width; c += 8) {
           Part<T> x;
@@ -133,7 +138,8 @@ __global__ void __launch_bounds__(WideColumnSweep<T, width, across>::threads, 2)
           const T ga = has_attn ? load_shared<T>(at + Size::A::bytes) : T(0);
           a[part][i][h] = x;
           // Beyond m there may be an inf * 0, which must not meet q's zeros.
-          p[part][i][h] = row + r < args.m
+          p[part][i][h] = !of_k ? x
+                          : row + r < args.m
                               ? (s.value(i, h) + ga) * ::fma(-x, x, T(1))
                               : T(0);
         }
@@ -143,43 +149,38 @@ __global__ void __launch_bounds__(WideColumnSweep<T, width, across>::threads, 2)
     // Summed apart: see attn_wide_rows.
 #pragma unroll
     for (int c = 0; c < width / 8; ++c) {
-      Sums<T, precision> of_k, of_v;
+      Sums<T, precision> of_p, of_a;
 #pragma unroll
       for (int part = 0; part < parts; ++part) {
         T b[2], d[2];
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           const int r = first + 8 * part + 2 * t + h, at = 8 * c + g;
-          b[h] = want_k ? load_shared<T>(
-                              q_tile + (r * Size::by_rows + at) * sizeof(T))
-                        : T(0);
-          d[h] = want_v ? load_shared<T>(
-                              g_tile + (r * Size::by_columns + at) * sizeof(T))
-                        : T(0);
+          b[h] = load_shared<T>(
+              q_tile + factor + (r * factor_row + at) * sizeof(T));
+          d[h] = both ? load_shared<T>(
+                            g_tile + (r * Size::by_columns + at) * sizeof(T))
+                      : T(0);
         }
-        if (want_k) {
-          of_k.add(p[part], b);
-        }
-        if (want_v) {
-          of_v.add(a[part], d);
+        of_p.add(p[part], b);
+        if constexpr (both) {
+          of_a.add(a[part], d);
         }
       }
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          grad_k[c][i][h] += of_k.value(i, h);
-          grad_v[c][i][h] += of_v.value(i, h);
+          sums[c][i][h] += of_p.value(i, h);
+          grad_v[c][i][h] += of_a.value(i, h);
         }
       }
     }
   }
 
   if constexpr (across > 1) {
-    if (want_k) {
-      add_across<across>(grad_k, v_tile);
-    }
-    if (want_v) {
+    add_across<across>(sums, v_tile);
+    if constexpr (both) {
       add_across<across>(grad_v, v_tile);
     }
     if (warp % across) {
@@ -193,16 +194,20 @@ __global__ void __launch_bounds__(WideColumnSweep<T, width, across>::threads, 2)
 #pragma unroll
     for (int c = 0; c < width / 8; ++c) {
       const int first = 8 * c + 2 * t;
-      if (at < args.n && want_k) {
-        T* to = args.grad_k + line * args.d;
-        store_two(to, grad_k[c][i], first, args.d, args.d % 2 == 0);
+      if (at < args.n) {
+        const int size = of_k ? args.d : args.e;
+        T* to = (of_k ? args.grad_k : args.grad_v) + line * size;
+        store_two(to, sums[c][i], first, size, size % 2 == 0);
       }
-      if (at < args.n && want_v) {
+      if (both && at < args.n) {
         T* to = args.grad_v + line * args.e;
         store_two(to, grad_v[c][i], first, args.e, args.e % 2 == 0);
       }
     }
   }
+#else
+  __trap();
+#endif
 }
 
 } // namespace at::native::attn_tiles

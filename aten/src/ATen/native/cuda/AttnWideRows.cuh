@@ -25,7 +25,8 @@ struct WideRowSweep {
 
 template <typename T, int width, bool backward, Precision precision, int across>
 __global__ void __launch_bounds__(WideRowSweep<T, width, across>::threads, 2)
-    attn_wide_rows(RowArgs<T> args) {
+    attn_wide_rows(RowArgs<T, backward> args) {
+#if ATTN_KERNELS
   using Size = WideRowSweep<T, width, across>;
   constexpr int tiles = Size::columns / (8 * across);
   extern __shared__ uint4 shared[];
@@ -62,7 +63,7 @@ __global__ void __launch_bounds__(WideRowSweep<T, width, across>::threads, 2)
       x_tile + (warp / across * 16 + g) * by_columns * sizeof(T);
   // Of so few terms, a sum of tensor cores' is further off than a plain one.
   const bool few = precision == Precision::split && !backward && args.d <= 16;
-  T* attn = sample_of(args.attn, args.batch, sample) + row * args.attn.row;
+  auto* attn = sample_of(args.attn, args.batch, sample) + row * args.attn.row;
   const T* grad_attn = args.grad_attn.data
                            ? sample_of(args.grad_attn, args.batch, sample) +
                                  row * args.grad_attn.row
@@ -177,6 +178,9 @@ __global__ void __launch_bounds__(WideRowSweep<T, width, across>::threads, 2)
       }
     }
   }
+#else
+  __trap();
+#endif
 }
 
 } // namespace at::native::attn_tiles

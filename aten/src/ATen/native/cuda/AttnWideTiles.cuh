@@ -26,6 +26,18 @@ __device__ inline float with_rest(float of, float rest) {
   return of - of == 0 ? of + rest : of;
 }
 
+// As Across is. Split products take longer than what smaller blocks read anew;
+// plain ones don't, so that blocks of 4 would wait for the L2 cache. Of double,
+// those in between have to do.
+template <typename T, Precision precision>
+using WideAcross = std::conditional_t<
+    std::is_same_v<T, double>,
+    std::integer_sequence<int, 2>,
+    std::conditional_t<
+        precision == Precision::split,
+        std::integer_sequence<int, 2, 4>,
+        std::integer_sequence<int, 1, 2>>>;
+
 template <typename T, Precision precision>
 struct Sums {
   Part<T> of = {}, rest = {};
@@ -125,11 +137,11 @@ struct Padded {
 
 // A thread's elements of attn, or of its gradient, from column c on, of n, in
 // tiles of 8 columns; m rows are left.
-template <typename T, typename S, int tiles>
+template <typename T, int tiles>
 __device__ inline void load_parts(
     Part<T> (&to)[tiles],
     const T* row,
-    const Scores<S>& of,
+    const Scores<const T>& of,
     int m,
     int c,
     int n) {

@@ -3,7 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/native/cpu/AttnKernel.h>
 #include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
 #ifndef AT_PER_OPERATOR_HEADERS
@@ -16,6 +16,7 @@
 #endif
 
 #if !defined(USE_ROCM)
+#include <ATen/cuda/CUDAContextLight.h>
 #include <ATen/native/cuda/AttnColumns.cuh>
 #include <ATen/native/cuda/AttnRows.cuh>
 #endif
@@ -27,6 +28,7 @@
 #include <limits>
 #include <optional>
 #include <type_traits>
+#include <utility>
 
 namespace at::native {
 
@@ -134,15 +136,25 @@ bool has_aligned_rows(const Tensor& x) {
   return aligned;
 }
 
-// x, or a copy of it with such rows.
+// x, or a copy of it with such rows, of which those that are one in memory
+// (x is expanded) remain one.
 Tensor with_aligned_rows(const Tensor& x) {
   if (!x.defined() || has_aligned_rows(x)) {
     return x;
   }
+  Tensor once = x;
+  for (int64_t dim = 0; dim < x.dim() - 1; ++dim) {
+    if (x.stride(dim) == 0) {
+      once = once.narrow(dim, 0, 1);
+    }
+  }
   const int64_t step = 16 / x.element_size();
-  DimVector sizes(x.sizes());
+  DimVector sizes(once.sizes());
   sizes.back() = (sizes.back() + step - 1) / step * step;
-  return at::empty(sizes, x.options()).narrow(-1, 0, x.size(-1)).copy_(x);
+  return at::empty(sizes, x.options())
+      .narrow(-1, 0, x.size(-1))
+      .copy_(once)
+      .expand(x.sizes());
 }
 
 template <typename T>
@@ -156,11 +168,16 @@ Operand<T> operand_of(const Tensor& x, const int64_t (&batch)[kBatchDims]) {
   return to;
 }
 
+// The same, for writing unless T is const.
 template <typename T>
 Scores<T> scores_of(const Tensor& x, const int64_t (&batch)[kBatchDims]) {
   Scores<T> to{};
   if (x.defined()) {
-    to.data = static_cast<T*>(const_cast<void*>(x.const_data_ptr()));
+    if constexpr (std::is_const_v<T>) {
+      to.data = static_cast<T*>(x.const_data_ptr());
+    } else {
+      to.data = static_cast<T*>(x.mutable_data_ptr());
+    }
     to.row = x.stride(-2);
     to.column = x.stride(-1);
     std::copy(std::begin(batch), std::end(batch), to.batch);
@@ -169,17 +186,10 @@ Scores<T> scores_of(const Tensor& x, const int64_t (&batch)[kBatchDims]) {
   return to;
 }
 
-int attribute(cudaDeviceAttr name) {
-  int value = 0;
-  C10_CUDA_CHECK(
-      cudaDeviceGetAttribute(&value, name, c10::cuda::current_device()));
-  return value;
-}
-
 // With fewer blocks, smaller ones are faster, though they read more of what
 // the others do.
 int64_t enough_blocks() {
-  return 2 * attribute(cudaDevAttrMultiProcessorCount) / 3;
+  return 2 * at::cuda::getCurrentDeviceProperties()->multiProcessorCount / 3;
 }
 
 // Whether there are kernels for such sizes, of such a dtype, on this device.
@@ -189,7 +199,7 @@ bool has_kernels(const Tensor& q, const Tensor& k, const Tensor& v) {
   return (q.scalar_type() == kBFloat16 || q.scalar_type() == kHalf) &&
          q.size(-1) <= widest && v.size(-1) <= widest && q.size(-2) <= most &&
          k.size(-2) <= most &&
-         attribute(cudaDevAttrComputeCapabilityMajor) >= 8;
+         at::cuda::getCurrentDeviceProperties()->major >= 8;
 }
 
 // How many blocks a sweep over so many rows, or columns, of every sample has.
@@ -208,8 +218,9 @@ bool launch(
     int64_t lines,
     int64_t lines_of_block) {
   const int64_t blocks = blocks_of(args.batch, lines, lines_of_block);
+  constexpr size_t shared = Sweep::shared;
   if (blocks > std::numeric_limits<int>::max() ||
-      Sweep::shared > attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)) {
+      shared > at::cuda::getCurrentDeviceProperties()->sharedMemPerBlockOptin) {
     return false;
   }
   constexpr int without_asking = 48 << 10;
@@ -224,24 +235,27 @@ bool launch(
   return true;
 }
 
-// Calls of with how many warps share a block's rows or columns: 1, or 2 or 4 of
-// smaller blocks, until there are enough blocks, or what takes less shared
-// memory than there is. False if nothing does.
-template <typename F>
+// Calls of with how many warps share a block's rows or columns: the first, with
+// which blocks are largest, or the next, until there are enough blocks, or what
+// takes less shared memory than there is. False if nothing does.
+template <int first, int... others, typename F>
 bool for_across_of(
+    std::integer_sequence<int, first, others...> /*across*/,
     const Batch& batch,
     int64_t lines,
-    int64_t lines_of_block,
+    int64_t lines_of_block, // without sharing
     int64_t enough,
     const F& of) {
-  const auto too_few = [&](int across) {
-    return blocks_of(batch, lines, lines_of_block / across) < enough;
-  };
-  using One = std::integral_constant<int, 1>;
-  using Two = std::integral_constant<int, 2>;
-  using Four = std::integral_constant<int, 4>;
-  return (!too_few(1) && of(One{})) || (!too_few(2) && of(Two{})) ||
-         of(Four{}) || of(Two{}) || of(One{});
+  const std::integral_constant<int, first> across{};
+  if constexpr (sizeof...(others) > 0) {
+    const std::integer_sequence<int, others...> next{};
+    if ((blocks_of(batch, lines, lines_of_block / first) >= enough &&
+         of(across)) ||
+        for_across_of(next, batch, lines, lines_of_block, enough, of)) {
+      return true;
+    }
+  }
+  return of(across);
 }
 
 // Of S = x yᵀ, element by element, P is made, and z = P w: see AttnRows.cuh.
@@ -253,23 +267,20 @@ bool sweep_rows(
     const Tensor& attn,
     const Tensor& grad_attn,
     const Tensor& z) {
-  const Tensor aligned_x = with_aligned_rows(x);
-  const Tensor aligned_y = with_aligned_rows(y);
-  const Tensor aligned_w = with_aligned_rows(w);
-  const auto merged =
-      merge_batch<5>({&attn, &aligned_x, &aligned_y, &aligned_w, &grad_attn});
+  const auto merged = merge_batch<5>({&attn, &x, &y, &w, &grad_attn});
   if (!merged) {
     return false;
   }
   const auto& strides = merged->strides;
-  attn_tiles::RowArgs<T> args{};
+  attn_tiles::RowArgs<T, backward> args{};
   args.batch = merged->batch;
-  args.attn = scores_of<T>(attn, strides[0]);
-  args.x = operand_of<T>(aligned_x, strides[1]);
-  args.y = operand_of<T>(aligned_y, strides[2]);
-  args.w = operand_of<T>(aligned_w, strides[3]);
+  args.attn =
+      scores_of<std::conditional_t<backward, const T, T>>(attn, strides[0]);
+  args.x = operand_of<T>(x, strides[1]);
+  args.y = operand_of<T>(y, strides[2]);
+  args.w = operand_of<T>(w, strides[3]);
   args.grad_attn = scores_of<const T>(grad_attn, strides[4]);
-  args.z = static_cast<T*>(z.data_ptr());
+  args.z = static_cast<T*>(z.mutable_data_ptr());
   args.m = attn.size(-2);
   args.n = attn.size(-1);
   args.d = x.defined() ? x.size(-1) : 0;
@@ -277,30 +288,19 @@ bool sweep_rows(
   const int64_t enough = enough_blocks();
   const auto run = [&](auto width) {
     constexpr int rows = attn_tiles::RowSweep<width, 1>::rows;
-    return for_across_of(args.batch, args.m, rows, enough, [&](auto across) {
-      using Sweep = attn_tiles::RowSweep<width, across>;
-      return launch<Sweep>(
-          attn_tiles::attn_rows<T, width, backward, across>,
-          args,
-          args.m,
-          Sweep::rows);
-    });
+    const attn_tiles::Across<width> all{};
+    return for_across_of(
+        all, args.batch, args.m, rows, enough, [&](auto across) {
+          using Sweep = attn_tiles::RowSweep<width, across>;
+          return launch<Sweep>(
+              attn_tiles::attn_rows<T, width, backward, across>,
+              args,
+              args.m,
+              Sweep::rows);
+        });
   };
   return args.d <= 64 && args.e <= 64 ? run(std::integral_constant<int, 64>{})
                                       : run(std::integral_constant<int, 128>{});
-}
-
-// Calls of with the gradients that a launch makes: of k, of v or of both.
-template <typename T, typename F>
-bool for_gradients_of(const attn_tiles::ColumnArgs<T>& args, const F& of) {
-  using attn_tiles::Gradients;
-  using Both = std::integral_constant<Gradients, Gradients::both>;
-  using OfK = std::integral_constant<Gradients, Gradients::of_k>;
-  using OfV = std::integral_constant<Gradients, Gradients::of_v>;
-  if (args.grad_k && args.grad_v) {
-    return of(Both{});
-  }
-  return args.grad_k ? of(OfK{}) : of(OfV{});
 }
 
 // S̄ᵀ = (v G_oᵀ + G_aᵀ) ∘ (1 - attnᵀ²), grad_k = S̄ᵀ q, grad_v = attnᵀ G_o
@@ -313,11 +313,7 @@ bool sweep_columns(
     const Tensor& grad_attn,
     const Tensor& grad_k,
     const Tensor& grad_v) {
-  const Tensor aligned_q = with_aligned_rows(q);
-  const Tensor aligned_v = with_aligned_rows(v);
-  const Tensor aligned_g = with_aligned_rows(grad_output);
-  const auto merged =
-      merge_batch<5>({&attn, &aligned_q, &aligned_v, &aligned_g, &grad_attn});
+  const auto merged = merge_batch<5>({&attn, &q, &v, &grad_output, &grad_attn});
   if (!merged) {
     return false;
   }
@@ -325,37 +321,41 @@ bool sweep_columns(
   attn_tiles::ColumnArgs<T> args{};
   args.batch = merged->batch;
   args.attn = scores_of<const T>(attn, strides[0]);
-  args.q = operand_of<T>(aligned_q, strides[1]);
-  args.v = operand_of<T>(aligned_v, strides[2]);
-  args.grad_output = operand_of<T>(aligned_g, strides[3]);
+  args.q = operand_of<T>(q, strides[1]);
+  args.v = operand_of<T>(v, strides[2]);
+  args.grad_output = operand_of<T>(grad_output, strides[3]);
   args.grad_attn = scores_of<const T>(grad_attn, strides[4]);
   if (grad_k.defined()) {
-    args.grad_k = static_cast<T*>(grad_k.data_ptr());
+    args.grad_k = static_cast<T*>(grad_k.mutable_data_ptr());
   }
   if (grad_v.defined()) {
-    args.grad_v = static_cast<T*>(grad_v.data_ptr());
+    args.grad_v = static_cast<T*>(grad_v.mutable_data_ptr());
   }
   args.m = attn.size(-2);
   args.n = attn.size(-1);
   args.d = q.size(-1);
   args.e = v.size(-1);
   const int64_t enough = enough_blocks();
-  const auto run = [&](auto width) {
+  const auto run = [&](auto width, auto both) {
     constexpr int columns = attn_tiles::ColumnSweep<width, 1>::columns;
-    return for_gradients_of(args, [&](auto gradients) {
-      return for_across_of(
-          args.batch, args.n, columns, enough, [&](auto across) {
-            using Sweep = attn_tiles::ColumnSweep<width, across>;
-            return launch<Sweep>(
-                attn_tiles::attn_columns<T, width, gradients, across>,
-                args,
-                args.n,
-                Sweep::columns);
-          });
-    });
+    const attn_tiles::Across<width> all{};
+    return for_across_of(
+        all, args.batch, args.n, columns, enough, [&](auto across) {
+          using Sweep = attn_tiles::ColumnSweep<width, across>;
+          return launch<Sweep>(
+              attn_tiles::attn_columns<T, width, both, across>,
+              args,
+              args.n,
+              Sweep::columns);
+        });
   };
-  return args.d <= 64 && args.e <= 64 ? run(std::integral_constant<int, 64>{})
-                                      : run(std::integral_constant<int, 128>{});
+  const auto run_of = [&](auto width) {
+    return args.grad_k && args.grad_v ? run(width, std::true_type{})
+                                      : run(width, std::false_type{});
+  };
+  return args.d <= 64 && args.e <= 64
+             ? run_of(std::integral_constant<int, 64>{})
+             : run_of(std::integral_constant<int, 128>{});
 }
 
 // Calls of with __nv_bfloat16 or __half.
@@ -374,7 +374,13 @@ void attn_kernel_cuda(
     const Tensor& v) {
 #if !defined(USE_ROCM)
   if (attn.numel() && has_kernels(q, k, v) && for_dtype_of(q, [&](auto type) {
-        return sweep_rows<decltype(type), false>(q, k, v, attn, {}, output);
+        return sweep_rows<decltype(type), false>(
+            with_aligned_rows(q),
+            with_aligned_rows(k),
+            with_aligned_rows(v),
+            attn,
+            {},
+            output);
       })) {
     return;
   }
@@ -392,15 +398,25 @@ void attn_backward_kernel_cuda(
     const Tensor& k,
     const Tensor& v,
     const Tensor& attn) {
+  // The dispatcher's is grad_output's, which may be undefined.
+  const c10::cuda::CUDAGuard guard(q.device());
 #if !defined(USE_ROCM)
   if (attn.numel() && has_kernels(q, k, v) && for_dtype_of(q, [&](auto type) {
         using T = decltype(type);
+        const Tensor v_ = with_aligned_rows(v);
+        const Tensor grad = with_aligned_rows(grad_output);
         return (!grad_q.defined() ||
                 sweep_rows<T, true>(
-                    grad_output, v, k, attn, grad_attn, grad_q)) &&
+                    grad, v_, with_aligned_rows(k), attn, grad_attn, grad_q)) &&
                ((!grad_k.defined() && !grad_v.defined()) ||
                 sweep_columns<T>(
-                    q, v, attn, grad_output, grad_attn, grad_k, grad_v));
+                    with_aligned_rows(q),
+                    v_,
+                    attn,
+                    grad,
+                    grad_attn,
+                    grad_k,
+                    grad_v));
       })) {
     return;
   }
