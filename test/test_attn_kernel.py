@@ -3,15 +3,17 @@
 import ctypes
 import hashlib
 import json
+import math
 import mmap
 import os
+import random
 import re
 import subprocess
 import sys
 import unittest
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from itertools import combinations, product
+from itertools import accumulate, combinations, product
 from typing import NamedTuple
 
 import numpy as np
@@ -34,12 +36,14 @@ from test_attn import (
 )
 
 import torch
+from torch.profiler import profile, ProfilerActivity
 from torch.testing._internal.common_device_type import (
     dtypes,
     instantiate_device_type_tests,
     largeTensorTest,
 )
 from torch.testing._internal.common_utils import (
+    DeterministicGuard,
     IS_LINUX,
     parametrize,
     run_tests,
@@ -100,6 +104,21 @@ SIZES = (
     sized(17, 33, 17, 19, 7),
     sized(1, 289, 5, 6, 2, 3),
     sized(50, 600, 40, 20, 3),
+    # Rows of q, k and v that are copied in parts, and sums of v's that are.
+    *(sized(m, 35, d, 3) for m in (1, 3, 4) for d in (*around(2048), 5000)),
+    *(sized(m, 35, 3, e) for m in (1, 3, 4) for e in (*around(2048), 5000)),
+    sized(2, 300, 4097, 4100),
+    *(sized(m, 300, 5, e) for m in (7, 100) for e in around(4096)),
+)
+# In lower precision the backward has the sums of some samples, rows or columns at a time.
+IN_PARTS = (
+    sized(60, 100, 32, 32, 700),
+    sized(60, 100, 9, 8, 2, 1500),
+    sized(50, 140001, 16, 16),
+    sized(49, 140000, 17, 15),
+    sized(140001, 100, 32, 16),
+    sized(140000, 97, 31, 3),
+    sized(1700, 100, 4001, 3),
 )
 # A few, in which the kernels of all instruction sets differ, to be run with each.
 EDGES = [
@@ -136,6 +155,8 @@ SHARED = (
     sized(9001, 33, 20, 20),
     sized(3, 7, 40, 30, 300),
     sized(3, 4, 5, 6, 5000),
+    sized(6, 2001, 9, 5000),
+    sized(1, 2001, 16, 4500),
 )
 # One that is small, one whose sizes are odd and one whose sizes are even.
 VARIED = (
@@ -152,6 +173,26 @@ LARGE = (
     (sized(64, 2**18, 16, 16), torch.float),
     (sized(2**18, 64, 16, 16), torch.float),
 )
+# Scratch memory would be larger than all else if it grew with these.
+WIDE = (
+    *(sized(m, 3, 2**20, 2) for m in (1, 4, 8)),
+    *(sized(m, 3, 2, 2**20) for m in (1, 4, 8)),
+    sized(1, 600, 2, 2**18),
+    sized(8, 600, 2, 2**18),
+    sized(96, 7, 2, 2**16),
+    sized(300, 300, 2**13, 2**13),
+    sized(1, 2**19, 16, 16),
+    sized(40, 2**17, 32, 32),
+    sized(64, 2**18, 16, 16),
+    sized(2**18, 100, 16, 16),
+    sized(100, 2**16, 64, 9),
+    sized(1, 1, 1, 1, 2**22),
+    sized(2, 1, 1, 1, 2**21),
+    sized(5, 6, 5, 6, 2**17),
+    sized(49, 1, 1, 1, 2**18),
+    sized(60, 100, 32, 32, 800),
+)
+MIB = 2**20
 # Each contains those before it.
 CAPABILITIES = ("DEFAULT", "AVX2", "AVX512")
 MODULE = os.path.splitext(os.path.basename(__file__))[0]
@@ -274,6 +315,144 @@ def growths():
             )
         )
     print(json.dumps(found))
+
+
+def allocations(run):
+    """What ``run`` returns, and the bytes that PyTorch's allocator gives and gets back
+    meanwhile.
+    """
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        results = run()
+    events = found.profiler.kineto_results.events()
+    events = [event for event in events if event.name() == "[memory]"]
+    events.sort(key=lambda event: event.start_ns())
+    return results, [event.nbytes() for event in events]
+
+
+def scratch(run):
+    """The most memory that ``run`` asks for or takes at once, without what it returns."""
+    asked = []
+
+    def profiled():
+        results, sizes = allocations(run)
+        returned = sum(x.nbytes for x in results)
+        asked.append(max(accumulate(sizes), default=0) - returned)
+        return results
+
+    return max(growth(profiled), *asked)
+
+
+def scratch_bound(case, dtype, threads):
+    """Of the forward, and of the backward: see the note."""
+    sums = 0
+    if dtype.itemsize == 2:
+        rows = case.m * case.d if case.n > 96 else 0
+        cols = case.n * (case.d + case.e) if case.m > 48 else 0
+        blocks = 8 * max(192 * case.d, 288 * (case.d + case.e))
+        if max(rows, cols) > 0:
+            sums = min(rows, cols) + max(2**22, blocks)
+            sums = min(sums, math.prod(case.batch) * (rows + cols))
+    return 8 * MIB * threads, 8 * MIB * threads + 4 * sums
+
+
+def sweep(count):
+    """Cases of any sizes whose results and products are not too large."""
+    random.seed(seed := random.SystemRandom().randrange(2**32))
+    while count > 0:
+        m, n, d, e, batch = (int(2 ** random.uniform(0, 20)) for _ in range(5))
+        numbers = batch * (m * n + (m + n) * (d + e))
+        if numbers < 2**23 and batch * m * n * (d + e) < 2**26:
+            yield sized(m, n, d, e, batch)._replace(name=f"seed_{seed}_{count}")
+            count -= 1
+
+
+def scratches():
+    """For a process of its own: a line of JSON, for each of WIDE and of a sweep what it asks
+    for, and by how much memory grows.
+    """
+    found = []
+    for index, case in enumerate((*WIDE, *sweep(40))):
+        dtype = (torch.float, torch.bfloat16, torch.double, torch.half)[index % 4]
+        if case in WIDE:
+            runs = product((torch.float, torch.bfloat16), ((1, 2), (None, 1)))
+        else:
+            runs = [(dtype, random.choice(((1, 2), (None, 1))))]
+        m, d, n, e = case.m, case.d, case.n, case.e
+        for dtype, (column, threads) in runs:
+            torch.set_num_threads(threads)
+            # One row, or one column, that all others are.
+            tensors = [
+                torch.zeros(rows if column else 1, column or cols, dtype=dtype).expand(
+                    *case.batch, rows, cols
+                )
+                for rows, cols in ((m, d), (n, d), (n, e), (m, e), (m, n), (m, n))
+            ]
+            inputs, grads = tensors[:3], tensors[3:]
+            sizes = []
+            for run in (
+                lambda: torch.attn(*inputs),
+                lambda: aten._attn_backward(
+                    *grads[:2], *inputs, grads[2], (True, True, True)
+                ),
+            ):
+                sizes.append(scratch(run))
+            bound = scratch_bound(case, dtype, threads)
+            found.append(((case, str(dtype), column, threads), sizes, bound))
+    print(json.dumps(found))
+
+
+def mappings():
+    """The beginning, the end and the flags of each of this process."""
+    with open("/proc/self/smaps") as file:
+        for line in file:
+            field, *words = line.split()
+            if "-" in field:
+                begin, end = (int(x, 16) for x in field.split("-"))
+            elif field == "VmFlags:":
+                yield begin, end, words
+
+
+def in_huge_pages(x):
+    """Whether the memory of x is advised to be."""
+    (flags,) = (f for begin, end, f in mappings() if begin <= x.data_ptr() < end)
+    return "hg" in flags
+
+
+def advised():
+    """For a process of its own: a line of JSON, for each size of attn in MiB whether it is in
+    huge pages, whether a later tensor is, and in how many mappings more than before.
+    """
+    before = sum("hg" in flags for _, _, flags in mappings())
+    found = []
+    for size in (1, 4, 8, 16, 31, 32, 64, 100):
+        inputs = [torch.ones(rows, 2) for rows in (512, 512 * size, 512 * size)]
+        results = torch.attn(*inputs)
+        attn = in_huge_pages(results.attn)
+        grads = aten._attn_backward(
+            results.output, results.attn, *inputs, results.attn, (True, True, True)
+        )
+        del results, grads
+        later = [torch.empty(512, 512 * size) for _ in range(2)]
+        others = any(map(in_huge_pages, later))
+        after = sum("hg" in flags for _, _, flags in mappings())
+        found.append((size, attn, others, after - before))
+    print(json.dumps(found))
+
+
+def without_memory():
+    """For a process of its own: what attn says when there is none for it."""
+    import resource  # Unix only
+
+    inputs = [torch.ones(rows, 2) for rows in (2**13, 2**13, 2**13)]
+    torch.attn(*[x[:9] for x in inputs])
+    used = memory("VmSize")
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**26, used + 2**26))
+    try:
+        torch.attn(*inputs)
+        message = ""
+    except RuntimeError as error:
+        message = str(error)
+    print(json.dumps(message))
 
 
 class Guarded:
@@ -646,6 +825,82 @@ class TestAttnKernel(AttnTestCase):
                 self.assertLess(backward, bound + sums)
                 # One would be seen.
                 self.assertGreater(temporary, 30 * bound)
+
+    # Whatever the sizes. WIDE are those of which some path once had more.
+    @unittest.skipUnless(os.access("/proc/self/clear_refs", os.W_OK), "needs Linux")
+    @unittest.skipIf(TEST_WITH_ASAN, "ASan has memory of its own")
+    def test_scratch_memory(self, device):
+        found, _ = in_process(scratches, MALLOC_MMAP_THRESHOLD_=str(2**16))
+        for case, sizes, bounds in found:
+            for name, size, bound in zip(("forward", "backward"), sizes, bounds):
+                with self.subTest(case=case, name=name):
+                    self.assertLess(size, bound)
+
+    @by_case_in(IN_PARTS)
+    @dtypes(torch.bfloat16, torch.half)
+    @unittest.skipIf(TEST_WITH_ASAN, "too slow with ASan")
+    def test_sums_in_parts(self, device, dtype, case):
+        inputs, grads = exact(case, dtype)
+        expected = narrow(evaluate(attn_composed, widen(inputs), widen(grads)), dtype)
+        self.addCleanup(torch.set_num_threads, torch.get_num_threads())
+        for count in (1, 2, 7):
+            torch.set_num_threads(count)
+            with self.subTest(threads=count):
+                self.assert_bitwise(evaluate(torch.attn, inputs, grads), expected)
+
+    # Whether malloc keeps such memory or gives it back.
+    @unittest.skipUnless(IS_LINUX, "huge pages")
+    @unittest.skipIf(TEST_WITH_ASAN, "ASan has memory of its own")
+    @parametrize("kept", (False, True))
+    def test_huge_pages_are_its_own(self, device, kept):
+        names = ("MMAP", "TRIM") if kept else ()
+        environment = {f"MALLOC_{name}_THRESHOLD_": str(2**30) for name in names}
+        found, _ = in_process(advised, **environment)
+        has_huge_pages = os.path.exists("/sys/kernel/mm/transparent_hugepage")
+        for size, attn, others, more in found:
+            with self.subTest(size=size):
+                self.assertEqual(attn, has_huge_pages and size >= 32)
+                self.assertFalse(others)
+                self.assertEqual(more, 0)
+
+    @unittest.skipUnless(IS_LINUX, "/proc")
+    @unittest.skipIf(TEST_WITH_ASAN, "ASan has memory of its own")
+    def test_large_attn_without_memory(self, device):
+        message, _ = in_process(without_memory)
+        self.assertIn("DefaultCPUAllocator: can't allocate memory", message)
+
+    # It is in memory of its own, and else as any tensor.
+    @dtypes(torch.float, torch.bfloat16)
+    def test_large_attn(self, device, dtype):
+        m, n = 1025, 32 * MIB // dtype.itemsize // 1024
+        inputs = [torch.randn(rows, 2).to(dtype) for rows in (m, n, n)]
+        attn = torch.attn(*inputs).attn
+        expected = attn.clone()
+        self.assertTrue(attn.untyped_storage().resizable())
+        self.assertEqual(attn.untyped_storage().nbytes(), attn.nbytes)
+        self.assertFalse(attn.is_shared() or attn.is_inference() or attn.is_pinned())
+        self.assertTrue(torch.equal(torch._lazy_clone(attn), expected))
+        for rows in (2 * m, m - 1, 1, m):
+            self.assertTrue(torch.equal(attn.resize_(rows, n)[:1], expected[:1]))
+        attn.untyped_storage().resize_(0)
+
+        shared = torch.attn(*inputs).attn.share_memory_()
+        self.assertTrue(shared.is_shared())
+        self.assertTrue(torch.equal(shared, expected))
+        # The array keeps the memory.
+        array = torch.attn(*inputs).attn.view(torch.int16).numpy()
+        self.assertTrue(torch.equal(torch.from_numpy(array).view(dtype), expected))
+        with torch.inference_mode():
+            self.assertTrue(torch.attn(*inputs).attn.is_inference())
+        with DeterministicGuard(True, fill_uninitialized_memory=True):
+            self.assertTrue(torch.equal(torch.attn(*inputs).attn, expected))
+
+        def forget():
+            torch.attn(*inputs)
+
+        _, sizes = allocations(forget)
+        self.assertIn(attn.nbytes, sizes)
+        self.assertEqual(sum(sizes), 0)
 
     @unittest.skipIf(TEST_WITH_ASAN, "too slow with ASan")
     def test_instruction_sets(self, device):

@@ -25,7 +25,8 @@ conjugated.
 
 Autocast runs it in the lower precision. The forward takes :math:`2mn(d + e)` FLOPs for each sample, the backward
 twice as many; ``attn`` is kept for it. On a CPU, for floating point dtypes, each is one kernel, whose results don't
-depend on the number of threads, and neither needs a temporary as large as ``attn``. Elsewhere the operator is
+depend on the number of threads. They take at most 8 MiB for each thread, whatever the sizes, and the backward in
+lower precision sums in ``float`` besides, as :doc:`/notes/attn` says. Elsewhere the operator is
 composed of its products and tanh, is as deterministic as :func:`torch.matmul`, and the backward needs one
 :math:`(*, m, n)` temporary.
 

@@ -59,6 +59,9 @@ class FmaTiles {
     strip_ = slice(MR * LD);
     tile_ = slice(round_up(rows, MR) * LD);
     attn_tile_ = slice(round_up(rows, MR) * LD);
+    if constexpr (!std::is_same_v<T, S>) {
+      products_ = slice(std::max(n, rows) * std::max(d, e));
+    }
   }
 
   void forward(
@@ -124,6 +127,32 @@ class FmaTiles {
     }
   }
 
+  void add_output(
+      bool first,
+      const Matrix<const S>& attn,
+      const Matrix<const S>& v,
+      T* out) {
+    const auto step = fits() ? MR : ROWS;
+    for (int64_t p = 0; p < v.cols; p += BLOCK) {
+      const auto cols = std::min(BLOCK, v.cols - p);
+      pack(v_panels_, v.block(0, p, v.rows, cols));
+      for (int64_t i = 0; i < attn.rows; i += step) {
+        const auto rows = std::min(step, attn.rows - i);
+        clear_after(tile_, rows, v.rows);
+        copy_rows(tile_, LD, attn.block(i, 0, rows, v.rows));
+        add_product<LD, 1>(
+            first,
+            rows,
+            v.rows,
+            cols,
+            tile_,
+            v_panels_,
+            out + i * v.cols + p,
+            v.cols);
+      }
+    }
+  }
+
   void start_tile(
       bool with_scores,
       const Matrix<const S>& q,
@@ -181,13 +210,16 @@ class FmaTiles {
     }
   }
 
-  void add_grad_q(bool first, const Matrix<const S>& k, T* total) {
+  template <typename O>
+  void add_grad_q(bool first, const Matrix<const S>& k, O* total) {
     add_to<LD, 1>(first, q_.rows, tile_, k, total);
   }
-  void add_grad_k(bool first, T* total) {
+  template <typename O>
+  void add_grad_k(bool first, O* total) {
     add_to<1, LD>(first, cols_, tile_, q_, total);
   }
-  void add_grad_v(bool first, T* total) {
+  template <typename O>
+  void add_grad_v(bool first, O* total) {
     add_to<1, LD>(first, cols_, attn_tile_, grad_output_, total);
   }
   static void finish_block(const Matrix<S>& dst, const T* total) {
@@ -459,15 +491,24 @@ class FmaTiles {
     }
   }
 
-  // out (+)= a x, for a tile or its transpose
-  template <int64_t RS, int64_t PS>
+  // out (+)= a x, for a tile or its transpose; all of it if out is of lower
+  // precision
+  template <int64_t RS, int64_t PS, typename O>
   void add_to(
-      bool first, int64_t rows, const T* a, const Matrix<const S>& x, T* out) {
+      bool first, int64_t rows, const T* a, const Matrix<const S>& x, O* out) {
     for (int64_t p = 0; p < x.cols; p += BLOCK) {
       const auto cols = std::min(BLOCK, x.cols - p);
       pack(panels_, x.block(0, p, x.rows, cols));
-      add_product<RS, PS>(
-          first, rows, x.rows, cols, a, panels_, out + p, x.cols);
+      if constexpr (std::is_same_v<T, O>) {
+        add_product<RS, PS>(
+            first, rows, x.rows, cols, a, panels_, out + p, x.cols);
+      } else {
+        add_product<RS, PS>(
+            true, rows, x.rows, cols, a, panels_, products_, cols);
+        for (const auto i : c10::irange(rows)) {
+          convert(out + i * x.cols + p, products_ + i * cols, cols);
+        }
+      }
     }
   }
 
@@ -475,6 +516,7 @@ class FmaTiles {
   int64_t size_ = 0;
   int64_t d_, e_, cols_ = 0;
   T *panels_, *v_panels_ = nullptr, *strip_, *tile_, *attn_tile_ = nullptr;
+  T* products_ = nullptr;
   Matrix<const S> q_{}, grad_output_{};
   alignas(64) T sums_[MR * W];
 };

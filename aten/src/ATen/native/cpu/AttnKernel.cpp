@@ -14,7 +14,8 @@
 
 #include <algorithm>
 #include <atomic>
-#include <memory>
+#include <new>
+#include <optional>
 #include <thread>
 #include <type_traits>
 #include <utility>
@@ -107,6 +108,17 @@ class Scratch {
   c10::DataPtr memory_;
 };
 
+// Whether tiles are for any d and e. The others leave it to their caller to
+// convert their sums to a lower precision.
+template <typename Tiles>
+constexpr bool for_any_width = true;
+template <typename S>
+constexpr bool for_any_width<LoopTiles<S>> = false;
+#if defined(CPU_CAPABILITY_AVX512)
+template <typename S>
+constexpr bool for_any_width<BrgemmTiles<S>> = false;
+#endif
+
 // Where the sums of a result's tiles are added: in the result itself or, if it
 // is of lower precision, in memory of their own.
 template <typename T, typename S>
@@ -167,9 +179,9 @@ void in_order(
 class Turns {
  public:
   Turns(int64_t places, const std::atomic<bool>& failed)
-      : turns_(new std::atomic<int64_t>[places]), failed_(failed) {
+      : memory_(1, places), turns_(memory_[0]), failed_(failed) {
     for (const auto i : c10::irange(places)) {
-      turns_[i].store(0, std::memory_order_relaxed);
+      new (turns_ + i) std::atomic<int64_t>(0);
     }
   }
   void wait(int64_t place, int64_t turn) const {
@@ -186,8 +198,57 @@ class Turns {
   }
 
  private:
-  std::unique_ptr<std::atomic<int64_t>[]> turns_;
+  Scratch<std::atomic<int64_t>> memory_;
+  std::atomic<int64_t>* turns_;
   const std::atomic<bool>& failed_;
+};
+
+// Some blocks of rows of a gradient, to each of which some tiles add.
+template <typename S, typename Tiles>
+class Blocks {
+  using T = typename Tiles::T;
+
+ public:
+  Blocks(
+      int64_t places, int64_t tiles, int64_t size, std::atomic<bool>& failed)
+      : tiles_(tiles),
+        turns_(tiles > 1 ? places : 0, failed),
+        totals_(tiles > 1 ? size : 0) {}
+
+  // add(first, total) for the tile whose turn it is, and finish(block, total)
+  // after the last if the total isn't the block itself: it begins with element
+  // `begin` of the totals or, of a single tile, is in `own` memory.
+  template <typename F, typename G>
+  void add(
+      const Matrix<S>& block,
+      int64_t place,
+      int64_t begin,
+      int64_t turn,
+      [[maybe_unused]] T* own,
+      const F& add,
+      const G& finish) {
+    if (tiles_ == 1) {
+      if constexpr (for_any_width<Tiles> || std::is_same_v<T, S>) {
+        add(true, block.data);
+      } else {
+        add(true, own);
+        finish(block, own);
+      }
+      return;
+    }
+    T* total = totals_(block, begin);
+    turns_.wait(place, turn);
+    add(turn == 0, total);
+    if (!std::is_same_v<T, S> && turn == tiles_ - 1) {
+      finish(block, total);
+    }
+    turns_.next(place);
+  }
+
+ private:
+  int64_t tiles_;
+  Turns turns_;
+  Totals<T, S> totals_;
 };
 
 // As many threads as there is work for.
@@ -200,6 +261,61 @@ int64_t threads_for(double work) {
       static_cast<int64_t>(std::min(work / WORK_OF_ONE, 1e6)),
       1,
       at::get_num_threads());
+}
+
+// output = attn v, for an attn that is made, in blocks of v's columns
+template <typename S, typename Tiles>
+void output_by(
+    const Shape& shape,
+    const Tensor& output_tensor,
+    const Tensor& attn_tensor,
+    const Tensor& v_tensor) {
+  using T = typename Tiles::T;
+  const Batch<const S> attn_batch(attn_tensor), v_batch(v_tensor);
+  const Batch<S> output_batch(output_tensor);
+  const auto batch = shape.batch, m = shape.m, n = shape.n, e = shape.e;
+  const auto threads = threads_for(shape.work());
+
+  constexpr int64_t MAX_ROWS = 96, MAX_COLS = 7 * ATTN_BLOCK;
+  const auto rows = round_up(std::min(m, MAX_ROWS), Tiles::ROW_STEP);
+  const auto row_groups = at::divup(m, rows);
+  const auto groups_wanted = at::divup(4 * threads, batch * row_groups);
+  const auto width =
+      std::min(MAX_COLS, round_up(at::divup(e, groups_wanted), ATTN_BLOCK));
+  const auto col_groups = at::divup(e, width);
+  const auto sums_size = round_up(rows * width, 64);
+  const Scratch<T> scratch(
+      threads, sums_size + Tiles::forward_scratch(rows, n, 0, width));
+  std::atomic<bool> failed{false};
+
+  in_order(
+      batch * row_groups * col_groups,
+      batch,
+      threads,
+      failed,
+      [&](int64_t task, int64_t thread) {
+        const auto [b, place] = divide(task, row_groups * col_groups);
+        const auto [row_group, col_group] = divide(place, col_groups);
+        const auto i = row_group * rows;
+        const auto p = col_group * width;
+        const auto task_rows = std::min(rows, m - i);
+        const auto cols = std::min(width, e - p);
+        T* sums = scratch[thread];
+        Tiles tiles(sums + sums_size, n, 0, width);
+        for (int64_t j = 0; j < n; j += ATTN_BLOCK) {
+          const auto terms = std::min(ATTN_BLOCK, n - j);
+          tiles.add_output(
+              j == 0,
+              attn_batch[b].block(i, j, task_rows, terms),
+              v_batch[b].block(j, p, terms, cols),
+              sums);
+        }
+        const auto output = output_batch[b].block(i, p, task_rows, cols);
+        for (const auto r : c10::irange(task_rows)) {
+          convert(
+              output.data + r * output.row_stride, sums + r * cols, cols);
+        }
+      });
 }
 
 template <typename S, typename Tiles>
@@ -249,6 +365,18 @@ void attn_by(
       reinterpret_cast<uintptr_t>(attn_tensor.const_data_ptr()) % 64 == 0 &&
       n * sizeof(S) % 64 == 0;
   const bool direct = std::is_same_v<T, S> && !wide;
+  // The sums of long rows would not fit in a cache, or in memory.
+  constexpr int64_t MAX_COLS = 4096;
+  if constexpr (for_any_width<Tiles>) {
+    if (!direct && e > MAX_COLS) {
+      Shape scores = shape;
+      scores.e = 0;
+      attn_by<S, Tiles>(
+          scores, output_tensor, attn_tensor, q_tensor, k_tensor, v_tensor);
+      output_by<S, Tiles>(shape, output_tensor, attn_tensor, v_tensor);
+      return;
+    }
+  }
   const auto sums_size = direct ? 0 : round_up(rows * e, 64);
   const Scratch<T> scratch(
       threads, sums_size + Tiles::forward_scratch(rows, n, d, e));
@@ -290,6 +418,7 @@ void attn_by(
               stream,
               sums);
         }
+        fence_streamed(stream);
         if (wide) {
           T* total = totals(output, (b * m + i) * e);
           turns.wait(place, col_group);
@@ -339,97 +468,176 @@ void attn_backward_by(
       std::min(ATTN_BLOCK, round_up(at::divup(n, 3), COL_STEP));
   const auto row_blocks = at::divup(m, rows);
   const auto col_blocks = at::divup(n, block_cols);
-  // A task is a tile. Row blocks come in groups of some: while the first of
-  // them is at column block j, the others are at further ones, so that threads
-  // which add to the same sums don't meet.
-  const auto groups = at::divup(row_blocks, std::min<int64_t>(col_blocks, 8));
-  const auto group_size = at::divup(row_blocks, groups);
-  const auto shift = col_blocks / group_size;
   const auto threads = threads_for(2 * shape.work());
+  // Where a single tile is all that is added, its sums need no other place.
+  const bool q_shared = col_blocks > 1, columns_shared = row_blocks > 1;
+  const auto row_width = grad_q_batch ? d : 0;
+  const auto col_width = (grad_k_batch ? d : 0) + (grad_v_batch ? e : 0);
+  constexpr bool has_totals = !std::is_same_v<T, S>;
+  int64_t own_size = 0;
+  if constexpr (has_totals && !for_any_width<Tiles>) {
+    own_size = std::max(
+        q_shared ? 0 : std::min(rows, m) * d,
+        columns_shared ? 0 : std::min(block_cols, n) * std::max(d, e));
+    own_size = round_up(own_size, 64);
+  }
 
-  const Scratch<T> scratch(threads, Tiles::backward_scratch(rows, n, d, e));
-  const Totals<T, S> q_totals(grad_q_batch ? batch * m * d : 0);
-  const Totals<T, S> k_totals(grad_k_batch ? batch * n * d : 0);
-  const Totals<T, S> v_totals(grad_v_batch ? batch * n * e : 0);
+  // The sums of some samples at a time are in memory, or of a part of one: of
+  // some of its row blocks, or some of its column blocks.
+  constexpr int64_t MAX_TOTALS = 1 << 22, MAX_TURNS = 1 << 18, MIN_BLOCKS = 8;
+  const auto row_totals = has_totals && q_shared ? m * row_width : 0;
+  const auto col_totals = has_totals && columns_shared ? n * col_width : 0;
+  const auto turns =
+      (q_shared ? row_blocks : 0) + (columns_shared ? 2 * col_blocks : 0);
+  const auto samples = std::clamp<int64_t>(
+      std::min(
+          MAX_TOTALS / std::max<int64_t>(row_totals + col_totals, 1),
+          MAX_TURNS / std::max<int64_t>(turns, 1)),
+      1,
+      batch);
+  auto row_step = row_blocks, col_step = col_blocks;
+  if (row_totals + col_totals > MAX_TOTALS) {
+    const bool by_rows = row_totals > col_totals;
+    const auto size = by_rows ? rows * row_width : block_cols * col_width;
+    auto& step = by_rows ? row_step : col_step;
+    step = std::min(step, std::max(MAX_TOTALS / size, MIN_BLOCKS));
+  }
+
+  const Scratch<T> scratch(
+      threads, own_size + Tiles::backward_scratch(rows, n, d, e));
   std::atomic<bool> failed{false};
-  Turns q_turns(batch * row_blocks, failed);
-  Turns k_turns(batch * col_blocks, failed),
-      v_turns(batch * col_blocks, failed);
 
-  in_order(
-      batch * row_blocks * col_blocks,
-      batch,
-      threads,
-      failed,
-      [&](int64_t task, int64_t thread) {
-        const auto [b, tile] = divide(task, row_blocks * col_blocks);
-        const auto [group_index, tile_of_group] =
-            divide(tile, group_size * col_blocks);
-        const auto group = group_index * group_size;
-        const auto members = std::min(group_size, row_blocks - group);
-        const auto [row_turn, member] = divide(tile_of_group, members);
-        const auto row_block = group + member;
-        const auto block = divide(row_turn + member * shift, col_blocks).second;
-        // Of the members, those that began at this column block or before it
-        // come to it first, the last of them soonest.
-        const auto before = std::min(members, divide(block, shift).first + 1);
-        const auto col_turn =
-            group + divide(before - 1 - member + members, members).second;
+  struct Part { // the first of each, and how many
+    int64_t sample, samples, row_block, row_blocks, col_block, col_blocks;
+  };
+  using Grad = std::optional<Blocks<S, Tiles>>;
+  Grad q_grad, k_grad, v_grad;
+  const auto rows_of = [&](const Part& part) {
+    return std::min(m - part.row_block * rows, row_step * rows);
+  };
+  const auto cols_of = [&](const Part& part) {
+    return std::min(n - part.col_block * block_cols, col_step * block_cols);
+  };
+  const auto add_part = [&](const Part& part) {
+    // A task is a tile. Row blocks come in groups of some: while the first of
+    // them is at column block j, the others are at further ones, so that
+    // threads which add to the same sums don't meet.
+    const auto groups =
+        at::divup(part.row_blocks, std::min<int64_t>(part.col_blocks, 8));
+    const auto group_size = at::divup(part.row_blocks, groups);
+    const auto shift = part.col_blocks / group_size;
 
-        const auto row_place = b * row_blocks + row_block;
-        const auto col_place = b * col_blocks + block;
-        const auto i = row_block * rows;
-        const auto j = block * block_cols;
-        const auto task_rows = std::min(rows, m - i);
-        const auto cols = std::min(block_cols, n - j);
+    in_order(
+        part.samples * part.row_blocks * part.col_blocks,
+        part.samples,
+        threads,
+        failed,
+        [&](int64_t task, int64_t thread) {
+          const auto [sample, tile] =
+              divide(task, part.row_blocks * part.col_blocks);
+          const auto [group_index, tile_of_group] =
+              divide(tile, group_size * part.col_blocks);
+          const auto group = group_index * group_size;
+          const auto members = std::min(group_size, part.row_blocks - group);
+          const auto [row_turn, member] = divide(tile_of_group, members);
+          const auto row_block = group + member;
+          const auto block =
+              divide(row_turn + member * shift, part.col_blocks).second;
+          // Of the members, those that began at this column block or before it
+          // come to it first, the last of them soonest.
+          const auto before = std::min(members, divide(block, shift).first + 1);
+          const auto col_turn =
+              group + divide(before - 1 - member + members, members).second;
 
-        Tiles tiles(scratch[thread], rows, n, d, e);
-        tiles.start_tile(
-            grad_q_batch || grad_k_batch,
-            q_batch[b].block(i, 0, task_rows, d),
-            v_batch[b].block(j, 0, cols, e),
-            attn_batch[b].block(i, j, task_rows, cols),
-            grad_output_batch[b].block(
-                i, 0, task_rows, grad_output_batch ? e : 0),
-            grad_attn_batch[b].block(i, j, task_rows, cols));
-        if (grad_q_batch) {
-          const auto grad_q = grad_q_batch[b].block(i, 0, task_rows, d);
-          T* total = q_totals(grad_q, (b * m + i) * d);
-          q_turns.wait(row_place, row_turn);
-          tiles.add_grad_q(
-              row_turn == 0, k_batch[b].block(j, 0, cols, d), total);
-          if (!std::is_same_v<T, S> && row_turn == col_blocks - 1) {
-            convert(grad_q.data, total, task_rows * d);
+          const auto b = part.sample + sample;
+          const auto i = (part.row_block + row_block) * rows;
+          const auto j = (part.col_block + block) * block_cols;
+          const auto task_rows = std::min(rows, m - i);
+          const auto cols = std::min(block_cols, n - j);
+
+          T* own = scratch[thread];
+          Tiles tiles(own + own_size, rows, n, d, e);
+          tiles.start_tile(
+              grad_q_batch || grad_k_batch,
+              q_batch[b].block(i, 0, task_rows, d),
+              v_batch[b].block(j, 0, cols, e),
+              attn_batch[b].block(i, j, task_rows, cols),
+              grad_output_batch[b].block(
+                  i, 0, task_rows, grad_output_batch ? e : 0),
+              grad_attn_batch[b].block(i, j, task_rows, cols));
+          if (grad_q_batch) {
+            const auto k = k_batch[b].block(j, 0, cols, d);
+            q_grad->add(
+                grad_q_batch[b].block(i, 0, task_rows, d),
+                sample * part.row_blocks + row_block,
+                (sample * rows_of(part) + row_block * rows) * d,
+                part.col_block + row_turn,
+                own,
+                [&](bool first, auto* total) {
+                  tiles.add_grad_q(first, k, total);
+                },
+                [](const Matrix<S>& grad, const T* total) {
+                  convert(grad.data, total, grad.rows * grad.cols);
+                });
           }
-          q_turns.next(row_place);
+          const auto add_to_columns = [&, sample = sample, b = b](
+                                          const Batch<S>& grads,
+                                          Grad& grad,
+                                          int64_t width,
+                                          const auto& add) {
+            if (grads) {
+              grad->add(
+                  grads[b].block(j, 0, cols, width),
+                  sample * part.col_blocks + block,
+                  (sample * cols_of(part) + block * block_cols) * width,
+                  part.row_block + col_turn,
+                  own,
+                  add,
+                  [](const Matrix<S>& grad, const T* total) {
+                    Tiles::finish_block(grad, total);
+                  });
+            }
+          };
+          add_to_columns(
+              grad_k_batch, k_grad, d, [&](bool first, auto* total) {
+                tiles.add_grad_k(first, total);
+              });
+          add_to_columns(
+              grad_v_batch, v_grad, e, [&](bool first, auto* total) {
+                tiles.add_grad_v(first, total);
+              });
+        });
+  };
+
+  Part part{};
+  for (; part.sample < batch; part.sample += samples) {
+    part.samples = std::min(samples, batch - part.sample);
+    for (part.row_block = 0; part.row_block < row_blocks;
+         part.row_block += row_step) {
+      part.row_blocks = std::min(row_step, row_blocks - part.row_block);
+      for (part.col_block = 0; part.col_block < col_blocks;
+           part.col_block += col_step) {
+        part.col_blocks = std::min(col_step, col_blocks - part.col_block);
+        // New rows or new columns; the others go on.
+        if (part.col_block == 0) {
+          q_grad.emplace(
+              part.samples * part.row_blocks,
+              col_blocks,
+              part.samples * rows_of(part) * row_width,
+              failed);
         }
-        const auto add_to_columns = [&, b = b](
-                                        const Batch<S>& grads,
-                                        const Totals<T, S>& totals,
-                                        Turns& turns,
-                                        int64_t width,
-                                        const auto& add) {
-          if (!grads) {
-            return;
-          }
-          const auto grad = grads[b].block(j, 0, cols, width);
-          T* total = totals(grad, (b * n + j) * width);
-          turns.wait(col_place, col_turn);
-          add(col_turn == 0, total);
-          if (!std::is_same_v<T, S> && col_turn == row_blocks - 1) {
-            Tiles::finish_block(grad, total);
-          }
-          turns.next(col_place);
-        };
-        add_to_columns(
-            grad_k_batch, k_totals, k_turns, d, [&](bool first, T* total) {
-              tiles.add_grad_k(first, total);
-            });
-        add_to_columns(
-            grad_v_batch, v_totals, v_turns, e, [&](bool first, T* total) {
-              tiles.add_grad_v(first, total);
-            });
-      });
+        if (part.row_block == 0) {
+          const auto places = part.samples * part.col_blocks;
+          const auto cols = part.samples * cols_of(part);
+          k_grad.emplace(
+              places, row_blocks, grad_k_batch ? cols * d : 0, failed);
+          v_grad.emplace(
+              places, row_blocks, grad_v_batch ? cols * e : 0, failed);
+        }
+        add_part(part);
+      }
+    }
+  }
 }
 
 // f(the class of tiles for this shape)

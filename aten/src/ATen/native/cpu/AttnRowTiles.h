@@ -9,6 +9,7 @@ inline namespace CPU_CAPABILITY {
 // rows of these are read where they are, each once for all rows of the tile:
 //   a product with a transposed matrix is dot products with its rows,
 //   one with the matrix itself a sum of multiples of its rows.
+// Of long rows, MAX_COLS elements at a time.
 // See Note [Tiles of attn].
 template <typename S>
 class RowTiles {
@@ -30,17 +31,21 @@ class RowTiles {
   }
 
   RowTiles(T* scratch, int64_t /*n*/, int64_t d, int64_t e)
-      : scratch_(scratch), d_(d), e_(e) {
-    q_ = slice(MAX_ROWS * d);
+      : scratch_(scratch) {
+    d = std::min(d, MAX_COLS);
+    e = std::min(e, MAX_COLS);
+    q_.copy = slice(MAX_ROWS * d);
     tile_ = slice(MAX_ROWS * ATTN_LD);
     sums_ = slice(MAX_ROWS * e);
     right_ = slice(W * std::max(d, e));
   }
 
   RowTiles(T* scratch, int64_t /*rows*/, int64_t /*n*/, int64_t d, int64_t e)
-      : scratch_(scratch), d_(d), e_(e) {
-    q_ = slice(MAX_ROWS * d);
-    grad_output_ = slice(MAX_ROWS * e);
+      : scratch_(scratch) {
+    d = std::min(d, MAX_COLS);
+    e = std::min(e, MAX_COLS);
+    q_.copy = slice(MAX_ROWS * d);
+    grad_output_.copy = slice(MAX_ROWS * e);
     tile_ = slice(MAX_ROWS * ATTN_LD);
     attn_tile_ = slice(MAX_ROWS * ATTN_LD);
     sums_ = slice(MAX_ROWS * d);
@@ -56,12 +61,22 @@ class RowTiles {
       bool stream,
       T* out) {
     rows_ = q.rows;
-    copy_rows(q_, d_, q);
+    q_.set(q);
     multiply_transposed(q_, k, [&](int64_t r, int64_t col, const Pair<T>& x) {
       const auto y = attn_tanh_for<S>(x);
       store(attn.data + r * attn.row_stride + col, y, attn.cols - col, stream);
       store(tile_ + r * ATTN_LD + col, rounded<S>(y));
     });
+    multiply(first, v, out);
+  }
+
+  void add_output(
+      bool first,
+      const Matrix<const S>& attn,
+      const Matrix<const S>& v,
+      T* out) {
+    rows_ = attn.rows;
+    copy_rows(tile_, ATTN_LD, attn);
     multiply(first, v, out);
   }
 
@@ -75,8 +90,8 @@ class RowTiles {
     rows_ = attn.rows;
     cols_ = attn.cols;
     copy_rows(attn_tile_, ATTN_LD, attn);
-    copy_rows(q_, d_, q);
-    copy_rows(grad_output_, grad_output.cols, grad_output);
+    q_.set(q);
+    grad_output_.set(grad_output);
     if (!with_scores) {
       return;
     }
@@ -94,14 +109,17 @@ class RowTiles {
         });
   }
 
-  void add_grad_q(bool first, const Matrix<const S>& k, T* total) {
+  template <typename O>
+  void add_grad_q(bool first, const Matrix<const S>& k, O* total) {
     multiply(first, k, total);
   }
-  void add_grad_k(bool first, T* total) {
-    multiply_tile_transposed(first, tile_, q_, d_, total);
+  template <typename O>
+  void add_grad_k(bool first, O* total) {
+    multiply_tile_transposed(first, tile_, q_, total);
   }
-  void add_grad_v(bool first, T* total) {
-    multiply_tile_transposed(first, attn_tile_, grad_output_, e_, total);
+  template <typename O>
+  void add_grad_v(bool first, O* total) {
+    multiply_tile_transposed(first, attn_tile_, grad_output_, total);
   }
   static void finish_block(const Matrix<S>& dst, const T* total) {
     convert(dst.data, total, dst.rows * dst.cols);
@@ -112,6 +130,27 @@ class RowTiles {
   static constexpr int64_t W = pair_size<T>;
   static constexpr int64_t LANES = Vec::size();
   static constexpr int TERMS = 4; // of a sum that are read together
+  static constexpr int64_t MAX_COLS = 2048; // of which copies are made
+
+  // A left operand, of which a copy is made, row after row: of all columns at
+  // once, or of those that are read.
+  struct Left {
+    Matrix<const S> x{};
+    T* copy = nullptr;
+
+    void set(const Matrix<const S>& matrix) {
+      x = matrix;
+      if (x.cols <= MAX_COLS) {
+        copy_rows(copy, x.cols, x);
+      }
+    }
+    const T* block(int64_t col, int64_t cols) const {
+      if (x.cols > MAX_COLS) {
+        copy_rows(copy, cols, x.block(0, col, x.rows, cols));
+      }
+      return copy;
+    }
+  };
 
   T* slice(int64_t size) {
     T* begin = scratch_ == nullptr ? nullptr : scratch_ + size_;
@@ -135,25 +174,22 @@ class RowTiles {
     }
   }
 
-  // f(row, rows row, row + 1, ... of x) for each W of them, which it gets as
-  // they are or, if its columns are not contiguous, as a copy.
+  // f(x), for at most W rows, as they are or, if their columns are not
+  // contiguous, as a copy
   template <typename F>
-  void with_blocks(const Matrix<const S>& x, const F& f) {
-    for (int64_t row = 0; row < x.rows; row += W) {
-      const auto block = x.block(row, 0, std::min(W, x.rows - row), x.cols);
-      if (x.col_stride == 1) {
-        f(row, block);
-      } else {
-        copy_rows(right_, x.cols, block);
-        f(row, Matrix<const T>{right_, block.rows, x.cols, x.cols, 1});
-      }
+  void with_contiguous(const Matrix<const S>& x, const F& f) {
+    if (x.col_stride == 1) {
+      f(x);
+    } else {
+      copy_rows(right_, x.cols, x);
+      f(Matrix<const T>{right_, x.rows, x.cols, x.cols, 1});
     }
   }
 
-  // partial_[r][col + c] = vectors of which the elements' sum is the dot
+  // partial_[r][col + c] (+)= vectors of which the elements' sum is the dot
   // product of row r of a and row c of x, for r < R and c < C
   template <int R, int C, typename X>
-  void add_products(const T* a, const Matrix<X>& x, int64_t col) {
+  void add_products(bool first, const T* a, const Matrix<X>& x, int64_t col) {
     auto lo = zeros<T>(std::make_index_sequence<R * C>());
     auto hi = lo;
     const auto add_terms = [&](int64_t p,
@@ -176,7 +212,9 @@ class RowTiles {
       add_terms(p, x.cols - p);
     }
     c10::ForcedUnroll<R * C>{}([&](auto i) C10_ALWAYS_INLINE_ATTRIBUTE {
-      (lo[i] + hi[i]).store(partial_[i / C][col + i % C]);
+      T* dst = partial_[i / C][col + i % C];
+      const auto sum = lo[i] + hi[i];
+      (first ? sum : Vec::loadu(dst) + sum).store(dst);
     });
   }
 
@@ -233,23 +271,33 @@ class RowTiles {
   // finish(r, col, a part of row r of a xᵀ)
   template <typename F>
   void multiply_transposed(
-      const T* a, const Matrix<const S>& x, const F& finish) {
+      const Left& a, const Matrix<const S>& x, const F& finish) {
     with_rows([&](auto rows) {
       constexpr int R = decltype(rows)::value;
       constexpr int C = MAX_ROWS / R; // as many sums at once as hide latency
-      with_blocks(x, [&](int64_t col, const auto& block) {
-        int64_t c = 0;
-        for (; c + C <= block.rows; c += C) {
-          add_products<R, C>(a, block.block(c, 0, C, x.cols), c);
-        }
-        for (; c < block.rows; ++c) {
-          add_products<R, 1>(a, block.block(c, 0, 1, x.cols), c);
+      for (int64_t col = 0; col < x.rows; col += W) {
+        const auto cols = std::min(W, x.rows - col);
+        for (int64_t p = 0; p == 0 || p < x.cols; p += MAX_COLS) {
+          const auto terms = std::min(MAX_COLS, x.cols - p);
+          const T* left = a.block(p, terms);
+          with_contiguous(
+              x.block(col, p, cols, terms), [&](const auto& right) {
+                int64_t c = 0;
+                for (; c + C <= cols; c += C) {
+                  const auto block = right.block(c, 0, C, terms);
+                  add_products<R, C>(p == 0, left, block, c);
+                }
+                for (; c < cols; ++c) {
+                  const auto block = right.block(c, 0, 1, terms);
+                  add_products<R, 1>(p == 0, left, block, c);
+                }
+              });
         }
         for (const auto r : c10::irange(R)) {
           const auto lo = sums_of(partial_[r]);
           finish(r, col, {lo, sums_of(partial_[r] + LANES)});
         }
-      });
+      }
     });
   }
 
@@ -285,52 +333,82 @@ class RowTiles {
     }
   }
 
-  // out (+)= tile x
-  void multiply(bool first, const Matrix<const S>& x, T* out) {
+  // sums_ = tile x
+  void multiply_block(const Matrix<const S>& x) {
     with_rows([&](auto rows) {
       constexpr int R = decltype(rows)::value;
-      with_blocks(x, [&](int64_t col, const auto& block) {
-        int64_t j = 0;
-        for (; j + TERMS <= block.rows; j += TERMS) {
-          add_multiples<R, TERMS>(col + j, block.block(j, 0, TERMS, x.cols));
-        }
-        for (; j < block.rows; ++j) {
-          add_multiples<R, 1>(col + j, block.block(j, 0, 1, x.cols));
-        }
-      });
+      for (int64_t col = 0; col < x.rows; col += W) {
+        const auto terms = std::min(W, x.rows - col);
+        with_contiguous(
+            x.block(col, 0, terms, x.cols), [&](const auto& right) {
+              int64_t j = 0;
+              for (; j + TERMS <= terms; j += TERMS) {
+                const auto block = right.block(j, 0, TERMS, x.cols);
+                add_multiples<R, TERMS>(col + j, block);
+              }
+              for (; j < terms; ++j) {
+                add_multiples<R, 1>(col + j, right.block(j, 0, 1, x.cols));
+              }
+            });
+      }
     });
-    add_sum(first, out, sums_, rows_ * x.cols);
   }
 
-  // out (+)= tileᵀ x, for `rows_` rows of `width`
-  void multiply_tile_transposed(
-      bool first, const T* tile, const T* x, int64_t width, T* out) {
-    for (int64_t j = 0; j < cols_; ++j, out += width) {
-      const auto add = [&](int64_t p,
-                           auto... count) C10_ALWAYS_INLINE_ATTRIBUTE {
-        Pair<T> sum{Vec(T(0)), Vec(T(0))};
-        for (int64_t r = 0; r < rows_; ++r) {
-          const Vec left(tile[r * ATTN_LD + j]);
-          sum = fmadd({left, left}, load<T>(x + r * width + p, count...), sum);
-        }
-        store(
-            out + p, first ? sum : load<T>(out + p, count...) + sum, count...);
-      };
-      int64_t p = 0;
-      for (; p + W <= width; p += W) {
-        add(p);
+  // out (+)= tile x
+  template <typename O>
+  void multiply(bool first, const Matrix<const S>& x, O* out) {
+    for (int64_t p = 0; p < x.cols; p += MAX_COLS) {
+      const auto cols = std::min(MAX_COLS, x.cols - p);
+      multiply_block(x.block(0, p, x.rows, cols));
+      if (cols == x.cols) {
+        add_sum(first, out, sums_, rows_ * cols);
+        return;
       }
-      if (p < width) {
-        add(p, width - p);
+      for (const auto r : c10::irange(rows_)) {
+        add_sum(first, out + r * x.cols + p, sums_ + r * cols, cols);
+      }
+    }
+  }
+
+  // out (+)= tileᵀ x
+  template <typename O>
+  void multiply_tile_transposed(
+      bool first, const T* tile, const Left& x, O* out) {
+    const auto width = x.x.cols;
+    for (int64_t col = 0; col < width; col += MAX_COLS) {
+      const auto cols = std::min(MAX_COLS, width - col);
+      const T* right = x.block(col, cols);
+      O* dst = out + col;
+      for (int64_t j = 0; j < cols_; ++j, dst += width) {
+        const auto add = [&](int64_t p,
+                             auto... count) C10_ALWAYS_INLINE_ATTRIBUTE {
+          Pair<T> sum{Vec(T(0)), Vec(T(0))};
+          for (int64_t r = 0; r < rows_; ++r) {
+            const Vec left(tile[r * ATTN_LD + j]);
+            const auto row = load<T>(right + r * cols + p, count...);
+            sum = fmadd({left, left}, row, sum);
+          }
+          store(
+              dst + p,
+              first ? sum : load<T>(dst + p, count...) + sum,
+              count...);
+        };
+        int64_t p = 0;
+        for (; p + W <= cols; p += W) {
+          add(p);
+        }
+        if (p < cols) {
+          add(p, cols - p);
+        }
       }
     }
   }
 
   T* scratch_;
   int64_t size_ = 0;
-  int64_t d_, e_, rows_ = 0, cols_ = 0;
-  T *q_, *grad_output_ = nullptr, *tile_, *attn_tile_ = nullptr, *sums_;
-  T* right_;
+  int64_t rows_ = 0, cols_ = 0;
+  Left q_, grad_output_;
+  T *tile_, *attn_tile_ = nullptr, *sums_, *right_;
   alignas(64) T partial_[MAX_ROWS][W][LANES] = {};
   alignas(64) T lanes_[LANES * LANES] = {};
 };

@@ -24,6 +24,7 @@
 // A class of tiles computes them; it is made for a task and a scratch memory of
 // its own. Forward, block by block of columns:
 //   forward()       attn = tanh(q kᵀ), out (+)= attn v
+//   add_output()    out (+)= attn v, of an attn that was made before
 // Backward, of one tile:
 //   start_tile()    S = (grad_output vᵀ + grad_attn) (1 - attn²), and attn
 //   add_grad_q()    total (+)= S k
@@ -31,6 +32,11 @@
 //   add_grad_v()    total (+)= attnᵀ grad_output
 //   finish_block()  the total of a block of grad_k or grad_v, to where it
 //   belongs
+// A total is of the precision of the sums. Where a tile's sums are all of it,
+// it may be the gradient itself, of lower precision.
+//
+// Scratch memory is bounded, whatever the sizes: what grows with d or e is made
+// in blocks of columns.
 
 namespace at::native {
 inline namespace CPU_CAPABILITY {
@@ -191,6 +197,16 @@ inline void store(S* p, const Pair<T>& x, int64_t count, bool stream) {
   store(p, x, count);
 }
 
+// What was stored past the caches comes before what is stored after this: such
+// stores are in no order, and no lock or atomic waits for them.
+inline void fence_streamed([[maybe_unused]] bool stream) {
+#if defined(CPU_CAPABILITY_AVX512)
+  if (stream) {
+    _mm_sfence();
+  }
+#endif
+}
+
 // tanh(x), as exact as S can hold it
 template <typename S, typename T>
 inline Pair<T> attn_tanh_for(const Pair<T>& x) {
@@ -214,8 +230,8 @@ inline Pair<T> rounded(const Pair<T>& x) {
 }
 
 // dst (+)= x
-template <typename T>
-void add_sum(bool first, T* dst, const T* x, int64_t count) {
+template <typename T, typename O>
+void add_sum(bool first, O* dst, const T* x, int64_t count) {
   for (int64_t i = 0; i < count; i += pair_size<T>) {
     const auto y = load<T>(x + i, count - i);
     store(dst + i, first ? y : load<T>(dst + i, count - i) + y, count - i);
