@@ -108,15 +108,18 @@ class Scratch {
   c10::DataPtr memory_;
 };
 
-// Whether tiles are for any d and e. The others leave it to their caller to
-// convert their sums to a lower precision.
+// Whether a tile is all of a sample's attn.
 template <typename Tiles>
-constexpr bool for_any_width = true;
+constexpr bool is_whole = false;
 template <typename S>
-constexpr bool for_any_width<LoopTiles<S>> = false;
+constexpr bool is_whole<LoopTiles<S>> = true;
+
+// Whether a tile's sums are always in float, and d and e limited.
+template <typename Tiles>
+constexpr bool is_brgemm = false;
 #if defined(CPU_CAPABILITY_AVX512)
 template <typename S>
-constexpr bool for_any_width<BrgemmTiles<S>> = false;
+constexpr bool is_brgemm<BrgemmTiles<S>> = true;
 #endif
 
 // Where the sums of a result's tiles are added: in the result itself or, if it
@@ -209,8 +212,7 @@ class Blocks {
   using T = typename Tiles::T;
 
  public:
-  Blocks(
-      int64_t places, int64_t tiles, int64_t size, std::atomic<bool>& failed)
+  Blocks(int64_t places, int64_t tiles, int64_t size, std::atomic<bool>& failed)
       : tiles_(tiles),
         turns_(tiles > 1 ? places : 0, failed),
         totals_(tiles > 1 ? size : 0) {}
@@ -227,22 +229,24 @@ class Blocks {
       [[maybe_unused]] T* own,
       const F& add,
       const G& finish) {
-    if (tiles_ == 1) {
-      if constexpr (for_any_width<Tiles> || std::is_same_v<T, S>) {
-        add(true, block.data);
-      } else {
+    if constexpr (is_whole<Tiles>) {
+      add(true, block.data);
+    } else if (tiles_ == 1) {
+      if constexpr (is_brgemm<Tiles>) {
         add(true, own);
         finish(block, own);
+      } else {
+        add(true, block.data);
       }
-      return;
+    } else {
+      T* total = totals_(block, begin);
+      turns_.wait(place, turn);
+      add(turn == 0, total);
+      if (!std::is_same_v<T, S> && turn == tiles_ - 1) {
+        finish(block, total);
+      }
+      turns_.next(place);
     }
-    T* total = totals_(block, begin);
-    turns_.wait(place, turn);
-    add(turn == 0, total);
-    if (!std::is_same_v<T, S> && turn == tiles_ - 1) {
-      finish(block, total);
-    }
-    turns_.next(place);
   }
 
  private:
@@ -312,8 +316,7 @@ void output_by(
         }
         const auto output = output_batch[b].block(i, p, task_rows, cols);
         for (const auto r : c10::irange(task_rows)) {
-          convert(
-              output.data + r * output.row_stride, sums + r * cols, cols);
+          convert(output.data + r * output.row_stride, sums + r * cols, cols);
         }
       });
 }
@@ -367,7 +370,7 @@ void attn_by(
   const bool direct = std::is_same_v<T, S> && !wide;
   // The sums of long rows would not fit in a cache, or in memory.
   constexpr int64_t MAX_COLS = 4096;
-  if constexpr (for_any_width<Tiles>) {
+  if constexpr (!is_whole<Tiles> && !is_brgemm<Tiles>) {
     if (!direct && e > MAX_COLS) {
       Shape scores = shape;
       scores.e = 0;
@@ -458,7 +461,8 @@ void attn_backward_by(
   // Tiles are as large as they may be, but so that there are at least 4 x 3 for
   // threads to share, if these are worth packing k and v for them. Their size
   // depends on the shape only, lest the sums depend on the number of threads.
-  constexpr int64_t MIN_ROWS = 48, MAX_ROWS = 192, ROW_STEP = 4, COL_STEP = 96;
+  constexpr int64_t MAX_ROWS = 192, ROW_STEP = 4, COL_STEP = 96;
+  constexpr int64_t MIN_ROWS = is_whole<Tiles> ? MAX_ROWS : 48;
   const auto rows = round_up(
       std::max(
           at::divup(m, std::max<int64_t>(4, at::divup(m, MAX_ROWS))),
@@ -475,7 +479,7 @@ void attn_backward_by(
   const auto col_width = (grad_k_batch ? d : 0) + (grad_v_batch ? e : 0);
   constexpr bool has_totals = !std::is_same_v<T, S>;
   int64_t own_size = 0;
-  if constexpr (has_totals && !for_any_width<Tiles>) {
+  if constexpr (is_brgemm<Tiles>) {
     own_size = std::max(
         q_shared ? 0 : std::min(rows, m) * d,
         columns_shared ? 0 : std::min(block_cols, n) * std::max(d, e));
@@ -593,19 +597,20 @@ void attn_backward_by(
                   part.row_block + col_turn,
                   own,
                   add,
-                  [](const Matrix<S>& grad, const T* total) {
-                    Tiles::finish_block(grad, total);
+                  []([[maybe_unused]] const Matrix<S>& grad,
+                     [[maybe_unused]] const T* total) {
+                    if constexpr (!is_whole<Tiles>) {
+                      Tiles::finish_block(grad, total);
+                    }
                   });
             }
           };
-          add_to_columns(
-              grad_k_batch, k_grad, d, [&](bool first, auto* total) {
-                tiles.add_grad_k(first, total);
-              });
-          add_to_columns(
-              grad_v_batch, v_grad, e, [&](bool first, auto* total) {
-                tiles.add_grad_v(first, total);
-              });
+          add_to_columns(grad_k_batch, k_grad, d, [&](bool first, auto* total) {
+            tiles.add_grad_k(first, total);
+          });
+          add_to_columns(grad_v_batch, v_grad, e, [&](bool first, auto* total) {
+            tiles.add_grad_v(first, total);
+          });
         });
   };
 

@@ -37,13 +37,13 @@ class LoopTiles {
       bool /*stream*/,
       T* out) {
     const auto size = q.rows * k.rows;
-    multiply(true, q, k.t(), attn_);
+    multiply(q, k.t(), attn_);
     std::fill_n(attn_ + size, pair_size<T>, T(0)); // read as well
     for (int64_t i = 0; i < size; i += pair_size<T>) {
       const auto count = size - i;
       store(attn.data + i, attn_tanh_for<S>(load<T>(attn_ + i)), count);
     }
-    multiply(true, constant(attn), v, out);
+    multiply(constant(attn), v, out);
   }
 
   void start_tile(
@@ -60,7 +60,7 @@ class LoopTiles {
       return;
     }
     if (grad_output_.data != nullptr) {
-      multiply(true, grad_output_, v.t(), scores_);
+      multiply(grad_output_, v.t(), scores_);
     } else {
       std::fill_n(scores_, attn.rows * attn.cols, T(0));
     }
@@ -76,17 +76,14 @@ class LoopTiles {
     }
   }
 
-  void add_grad_q(bool first, const Matrix<const S>& k, T* total) {
-    multiply(first, tile(), k, total);
+  void add_grad_q(bool /*first*/, const Matrix<const S>& k, S* grad) {
+    multiply(tile(), k, grad);
   }
-  void add_grad_k(bool first, T* total) {
-    multiply(first, tile().t(), q_, total);
+  void add_grad_k(bool /*first*/, S* grad) {
+    multiply(tile().t(), q_, grad);
   }
-  void add_grad_v(bool first, T* total) {
-    multiply(first, attn_matrix_.t(), grad_output_, total);
-  }
-  static void finish_block(const Matrix<S>& dst, const T* total) {
-    convert(dst.data, total, dst.rows * dst.cols);
+  void add_grad_v(bool /*first*/, S* grad) {
+    multiply(attn_matrix_.t(), grad_output_, grad);
   }
 
  private:
@@ -110,18 +107,18 @@ class LoopTiles {
 #endif
   }
 
-  // out (+)= a x
-  template <typename A>
+  // out = a x
+  template <typename A, typename O>
   static void multiply(
-      bool first, const Matrix<const A>& a, const Matrix<const S>& x, T* out) {
+      const Matrix<const A>& a, const Matrix<const S>& x, O* out) {
     for (const auto i : c10::irange(a.rows)) {
       for (const auto j : c10::irange(x.cols)) {
-        T sum = first ? T(0) : *out;
+        T sum(0);
         for (const auto p : c10::irange(a.cols)) {
           sum = multiply_add(
               static_cast<T>(a.at(i, p)), static_cast<T>(x.at(p, j)), sum);
         }
-        *out++ = sum;
+        *out++ = static_cast<O>(sum);
       }
     }
   }

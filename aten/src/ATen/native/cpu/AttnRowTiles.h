@@ -129,7 +129,7 @@ class RowTiles {
   using Vec = vec::Vectorized<T>;
   static constexpr int64_t W = pair_size<T>;
   static constexpr int64_t LANES = Vec::size();
-  static constexpr int TERMS = 4; // of a sum that are read together
+  static constexpr int TERMS = 4;           // of a sum that are read together
   static constexpr int64_t MAX_COLS = 2048; // of which copies are made
 
   // A left operand, of which a copy is made, row after row: of all columns at
@@ -280,18 +280,17 @@ class RowTiles {
         for (int64_t p = 0; p == 0 || p < x.cols; p += MAX_COLS) {
           const auto terms = std::min(MAX_COLS, x.cols - p);
           const T* left = a.block(p, terms);
-          with_contiguous(
-              x.block(col, p, cols, terms), [&](const auto& right) {
-                int64_t c = 0;
-                for (; c + C <= cols; c += C) {
-                  const auto block = right.block(c, 0, C, terms);
-                  add_products<R, C>(p == 0, left, block, c);
-                }
-                for (; c < cols; ++c) {
-                  const auto block = right.block(c, 0, 1, terms);
-                  add_products<R, 1>(p == 0, left, block, c);
-                }
-              });
+          with_contiguous(x.block(col, p, cols, terms), [&](const auto& right) {
+            int64_t c = 0;
+            for (; c + C <= cols; c += C) {
+              const auto block = right.block(c, 0, C, terms);
+              add_products<R, C>(p == 0, left, block, c);
+            }
+            for (; c < cols; ++c) {
+              const auto block = right.block(c, 0, 1, terms);
+              add_products<R, 1>(p == 0, left, block, c);
+            }
+          });
         }
         for (const auto r : c10::irange(R)) {
           const auto lo = sums_of(partial_[r]);
@@ -339,17 +338,16 @@ class RowTiles {
       constexpr int R = decltype(rows)::value;
       for (int64_t col = 0; col < x.rows; col += W) {
         const auto terms = std::min(W, x.rows - col);
-        with_contiguous(
-            x.block(col, 0, terms, x.cols), [&](const auto& right) {
-              int64_t j = 0;
-              for (; j + TERMS <= terms; j += TERMS) {
-                const auto block = right.block(j, 0, TERMS, x.cols);
-                add_multiples<R, TERMS>(col + j, block);
-              }
-              for (; j < terms; ++j) {
-                add_multiples<R, 1>(col + j, right.block(j, 0, 1, x.cols));
-              }
-            });
+        with_contiguous(x.block(col, 0, terms, x.cols), [&](const auto& right) {
+          int64_t j = 0;
+          for (; j + TERMS <= terms; j += TERMS) {
+            const auto block = right.block(j, 0, TERMS, x.cols);
+            add_multiples<R, TERMS>(col + j, block);
+          }
+          for (; j < terms; ++j) {
+            add_multiples<R, 1>(col + j, right.block(j, 0, 1, x.cols));
+          }
+        });
       }
     });
   }

@@ -33,7 +33,7 @@
 //   finish_block()  the total of a block of grad_k or grad_v, to where it
 //   belongs
 // A total is of the precision of the sums. Where a tile's sums are all of it,
-// it may be the gradient itself, of lower precision.
+// it may be the gradient itself, of lower precision; in LoopTiles it is.
 //
 // Scratch memory is bounded, whatever the sizes: what grows with d or e is made
 // in blocks of columns.
