@@ -10,6 +10,7 @@ import random
 import re
 import subprocess
 import sys
+import tempfile
 import unittest
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -50,6 +51,7 @@ from torch.testing._internal.common_utils import (
     subtest,
     TEST_WITH_ASAN,
 )
+from torch.utils.cpp_extension import load
 
 
 aten = torch.ops.aten
@@ -193,6 +195,84 @@ WIDE = (
     sized(60, 100, 32, 32, 800),
 )
 MIB = 2**20
+# One for each way in which the kernel makes tiles, and two for brgemm's: rows of an even
+# number of elements and of an odd one.
+FAR = (
+    sized(4, 4, 3, 3),
+    sized(3, 40, 20, 20),
+    sized(40, 7, 5, 6),
+    sized(40, 70, 33, 35),
+    sized(64, 64, 64, 64),
+)
+# How many kernels cpublas keeps for each thread, and what they may take of memory.
+MAX_KERNELS = 270
+KERNEL_SIZE = 2**15
+# Which products the kernel takes for one with a right operand in pairs.
+PRODUCTS = """
+#include <ATen/native/cpu/AttnBrgemmTiles.h>
+
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+
+#include <cstdio>
+#include <stdexcept>
+
+// sums (+)= a x for x(p, j)
+template <typename S, typename F>
+static void multiply(
+    at::native::BrgemmSizes sizes, bool add, const S* a, float* sums, const F& x) {
+  for (int64_t i = 0; i < sizes.rows; ++i) {
+    for (int64_t j = 0; j < sizes.cols; ++j) {
+      float& sum = sums[i * at::native::ATTN_LD + j];
+      sum = add ? sum : 0;
+      for (int64_t p = 0; p < sizes.terms; ++p) {
+        sum += float(a[i * at::native::ATTN_LD + p]) * float(x(p, j));
+      }
+    }
+  }
+}
+
+template <typename S>
+static void print() {
+  using Sizes = at::native::BrgemmSizes;
+  const auto pairs = [](Sizes n, bool add, const S* a, const S* x, float* y) {
+    multiply(n, add, a, y, [&](int64_t p, int64_t j) {
+      return x[p / 2 * 2 * n.cols + 2 * j + p % 2];
+    });
+  };
+  const auto plain = [](Sizes n, bool add, const S* a, const S* x, float* y) {
+    multiply(n, add, a, y, [&](int64_t p, int64_t j) { return x[p * n.cols + j]; });
+  };
+  const auto sets = [&](Sizes n, bool, const S* a, const S* x, float* y) {
+    pairs(n, false, a, x, y);
+  };
+  const auto adds = [&](Sizes n, bool, const S* a, const S* x, float* y) {
+    pairs(n, true, a, x, y);
+  };
+  const auto nothing = [](Sizes, bool, const S*, const S*, float*) {};
+  const auto zeros = [](Sizes n, bool, const S*, const S*, float* y) {
+    std::fill_n(y, n.rows * at::native::ATTN_LD, 0.0f);
+  };
+  const auto fails = [](Sizes, bool, const S*, const S*, float*) {
+    throw std::runtime_error("no such instruction");
+  };
+  using at::native::multiplies_pairs;
+  std::printf(
+      "%d %d %d %d %d %d %d\\n",
+      multiplies_pairs<S>(pairs),
+      multiplies_pairs<S>(plain),
+      multiplies_pairs<S>(sets),
+      multiplies_pairs<S>(adds),
+      multiplies_pairs<S>(nothing),
+      multiplies_pairs<S>(zeros),
+      multiplies_pairs<S>(fails));
+}
+
+int main() {
+  print<at::BFloat16>();
+  print<at::Half>();
+}
+"""
 # Each contains those before it.
 CAPABILITIES = ("DEFAULT", "AVX2", "AVX512")
 MODULE = os.path.splitext(os.path.basename(__file__))[0]
@@ -474,6 +554,50 @@ class Guarded:
             offset=page + (used - x.nbytes if at_end else 0),
         ).view(x.shape)
         self.tensor.copy_(x)
+
+
+class Far:
+    """A copy of x in which 2**31 bytes lie between the first and the last row, or column.
+    Of what is between them no memory is taken.
+    """
+
+    def __init__(self, x, columns, odd):
+        rows, cols = x.mT.shape if columns else x.shape
+        stride = 2 * (2**30 // x.itemsize // (rows - 1) + 8) + odd
+        count = (rows - 1) * stride + cols
+        no_reserve = 0x4000 if IS_LINUX else 0
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve
+        memory = mmap.mmap(-1, count * x.itemsize, flags=flags)
+        base = torch.frombuffer(memory, dtype=x.dtype, count=count)
+        self.tensor = base.as_strided((rows, cols), (stride, 1))
+        if columns:
+            self.tensor = self.tensor.mT
+        self.tensor.copy_(x)
+
+
+def kernels(seed=0):
+    """For a process of its own: a line of JSON, of the kernels that oneDNN has made for
+    many shapes, and by how much memory has grown since the first few.
+    """
+    torch.set_num_threads(1)  # each has kernels of its own
+    sizes = random.Random(seed)
+    growth = 0
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)  # where oneDNN writes them to
+        for i in range(200):
+            m, n = sizes.randrange(16, 700), sizes.randrange(32, 700)
+            d, e = (sizes.choice((64, sizes.randrange(16, 1025))) for _ in "de")
+            q, k, v = (
+                torch.zeros(*size, dtype=torch.bfloat16)
+                for size in ((m, d), (n, d), (n, e))
+            )
+            both_ways(q, k, v, *torch.attn(q, k, v), torch.attn(q, k, v).attn)
+            if i == 20:
+                growth = -memory("VmRSS")
+        growth += memory("VmRSS")
+        made = sum(file.startswith("dnnl_dump") for file in os.listdir(folder))
+        os.chdir("/")
+    print(json.dumps((made, growth)))
 
 
 def digests():
@@ -926,6 +1050,53 @@ class TestAttnKernel(AttnTestCase):
         report, log = in_process(run_edges, ONEDNN_MAX_CPU_ISA="AVX512_CORE")
         self.assertGreater(report["tests"], 5 * len(EDGES))
         self.assertTrue(report["passed"], msg=log)
+
+    # Which right operand oneDNN takes depends on the machine, of which there may be none
+    # here. On one with instructions for half, but not those of AMX, it is not in pairs.
+    @unittest.skipIf(sys.platform == "win32", "the linker's options are those of ELF")
+    def test_which_products_are_in_pairs(self, device):
+        with tempfile.TemporaryDirectory() as folder:
+            file = os.path.join(folder, "products.cpp")
+            with open(file, "w") as f:
+                f.write(PRODUCTS)
+            program = load(
+                "attn_products",
+                [file],
+                build_directory=folder,
+                is_python_module=False,
+                is_standalone=True,
+            )
+            library = os.path.join(torch.__path__[0], "lib")
+            env = os.environ | {"LD_LIBRARY_PATH": library}
+            printed = subprocess.check_output([program], env=env, text=True)
+        self.assertEqual(printed, 2 * "1 0 0 0 0 0 0\n")
+
+    # cpublas keeps a kernel for each set of sizes and strides as long as the thread lives.
+    @unittest.skipUnless(IS_LINUX, "/proc")
+    @unittest.skipIf(TEST_WITH_ASAN, "ASan has memory of its own")
+    def test_few_kernels(self, device):
+        (made, growth), _ = in_process(kernels, ONEDNN_JIT_DUMP="1")
+        self.assertLessEqual(made, MAX_KERNELS)
+        self.assertLess(growth, MAX_KERNELS * KERNEL_SIZE)
+        with open("/proc/cpuinfo") as file:
+            has_instruction = "avx512_bf16" in file.read()
+        if has_instruction and torch.backends.cpu.get_cpu_capability() == "AVX512":
+            self.assertGreater(made, 0)
+
+    @unittest.skipUnless(IS_LINUX, "memory that is only taken where it is written")
+    @by_case_in(FAR)
+    @by_dtype
+    def test_far_strides(self, device, dtype, case):
+        """A block of any argument may span more than 2**31 bytes."""
+        inputs, grads = case.make(device, dtype)
+        tensors = *inputs, *grads, torch.attn(*inputs).attn
+        expected = both_ways(*tensors)
+        for i, columns, odd in product(range(6), (False, True), (False, True)):
+            with self.subTest(argument=i, columns=columns, odd=odd):
+                far = Far(tensors[i], columns, odd).tensor
+                self.assert_bitwise(
+                    both_ways(*tensors[:i], far, *tensors[i + 1 :]), expected
+                )
 
     # attn has more than 2**31 elements; so has each tensor below that is long.
     @largeTensorTest("6GB", device="cpu")

@@ -4,26 +4,87 @@
 
 // brgemm's operands are made with AVX-512 below.
 #if defined(CPU_CAPABILITY_AVX512)
-
 #include <ATen/Context.h>
 #include <ATen/native/CPUBlas.h>
+#endif
 
 #include <exception>
 
 namespace at::native {
 inline namespace CPU_CAPABILITY {
 
+// The sizes of a product by brgemm.
+struct BrgemmSizes {
+  int64_t rows, cols, terms;
+};
+
+// Whether brgemm(sizes, add, a, pairs, sums) is sums (+)= a x for x in pairs:
+// not where it fails, nor where it takes x as it is. The numbers are integers
+// and so are the sums, whatever their order.
+template <typename S, typename F>
+bool multiplies_pairs(const F& brgemm) {
+  constexpr int64_t M = 4, N = 16, K = 8;
+  const auto left = [](int64_t i, int64_t p) { return (i + 2 * p) % 5 - 2; };
+  const auto right = [](int64_t p, int64_t j) {
+    return (3 * p + 5 * j + p * j) % 7 - 3;
+  };
+  S a[M * ATTN_LD] = {};
+  S pairs[K * N] = {};
+  float sums[M * ATTN_LD];
+  std::fill_n(sums, M * ATTN_LD, 1.0f);
+  for (const auto p : c10::irange(K)) {
+    for (const auto i : c10::irange(M)) {
+      a[i * ATTN_LD + p] = static_cast<S>(static_cast<float>(left(i, p)));
+    }
+    for (const auto j : c10::irange(N)) {
+      pairs[p / 2 * 2 * N + 2 * j + p % 2] =
+          static_cast<S>(static_cast<float>(right(p, j)));
+    }
+  }
+  try {
+    for (const bool add : {false, true}) {
+      brgemm(BrgemmSizes{M, N, K}, add, a, pairs, sums);
+    }
+  } catch (const std::exception&) {
+    return false;
+  }
+  for (const auto i : c10::irange(M)) {
+    for (const auto j : c10::irange(N)) {
+      int64_t sum = 0;
+      for (const auto p : c10::irange(K)) {
+        sum += left(i, p) * right(p, j);
+      }
+      if (sums[i * ATTN_LD + j] != static_cast<float>(2 * sum)) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
+#if defined(CPU_CAPABILITY_AVX512)
+
 // Tiles by oneDNN's brgemm, which multiplies bfloat16 or half with the widest
 // instruction that the machine has and sums in float. Its right operand is in
 // pairs:
-//   pairs[i / 2][j][i % 2] = x[i][j], with a row of zeros below an odd number
+//   pairs[i / 2][j][i % 2] = x[i][j]
 // grad_k and grad_v are made transposed, so that the tile is the right operand
 // and need not be. See Note [Tiles of attn].
+//
+// cpublas keeps a kernel for each set of sizes and strides as long as the
+// thread lives. So a product is made of few:
+//   both operands are copies, with strides of our own,
+//   the right one in panels of 64, 32 or 16 columns,
+//   whose sums are in sums_ first;
+//   rows are multiplied by 96, 64, 32, 16 or 4 at once, and
+//   terms summed by 288, 256, 192, 128, 96, 64, 32, 16 or 8.
+// With a sum to add to and without, these are at most 270 kernels for each S
+// and thread, whatever the shapes: 5 MB.
 template <typename S>
 class BrgemmTiles {
  public:
   using T = float;
-  static constexpr int64_t ROW_STEP = 2;
+  static constexpr int64_t ROW_STEP = 32;
 
   // Whether this machine and build can, and that it is worth a kernel's
   // generation.
@@ -44,25 +105,25 @@ class BrgemmTiles {
   BrgemmTiles(T* scratch, int64_t n, int64_t d, int64_t e)
       : scratch_(scratch), d_(d), e_(e) {
     n = std::min(n, ATTN_BLOCK);
-    sums_ = slice<T>(ROWS * std::max(ATTN_LD, e));
-    k_pairs_ = slice<S>(round_up(d, 2) * n);
-    v_pairs_ = slice<S>(round_up(n, 2) * e);
-    rows_ = slice<S>(ROWS * round_up(d, 2));
-    tile_ = slice<S>(ROWS * ATTN_LD);
+    sums_ = slice<T>(ROWS * ATTN_LD);
+    k_pairs_ = slice<S>(pairs_size(d, n));
+    v_pairs_ = slice<S>(pairs_size(n, e));
+    rows_ = slice<S>(left_size(ROWS, d));
+    tile_ = slice<S>(left_size(ROWS, n));
   }
 
   BrgemmTiles(T* scratch, int64_t rows, int64_t n, int64_t d, int64_t e)
       : scratch_(scratch), d_(d), e_(e) {
     n = std::min(n, ATTN_BLOCK);
-    sums_ = slice<T>(rows * ATTN_LD);
-    k_pairs_ = slice<S>(round_up(n, 2) * d);
-    v_pairs_ = slice<S>(round_up(e, 2) * n);
-    rows_ = slice<S>(rows * round_up(e, 2));
-    q_transposed_ = slice<S>(d * round_up(rows, 2));
-    grad_output_transposed_ = slice<S>(e * round_up(rows, 2));
-    tile_ = slice<S>(rows * ATTN_LD);
-    tile_pairs_ = slice<S>(round_up(rows, 2) * n);
-    attn_pairs_ = slice<S>(round_up(rows, 2) * n);
+    sums_ = slice<T>(ROWS * ATTN_LD);
+    k_pairs_ = slice<S>(pairs_size(n, d));
+    v_pairs_ = slice<S>(pairs_size(e, n));
+    rows_ = slice<S>(left_size(rows, e));
+    q_transposed_ = slice<S>(left_size(d, rows));
+    grad_output_transposed_ = slice<S>(left_size(e, rows));
+    tile_ = slice<S>(left_size(rows, n));
+    tile_pairs_ = slice<S>(pairs_size(rows, n));
+    attn_pairs_ = slice<S>(pairs_size(rows, n));
   }
 
   ~BrgemmTiles() {
@@ -84,19 +145,19 @@ class BrgemmTiles {
     pack(v_pairs_, v);
     for (int64_t i = 0; i < q.rows; i += ROWS) {
       const auto rows = std::min(ROWS, q.rows - i);
-      multiply(
-          left(rows_, q.block(i, 0, rows, d_)), k_pairs_, n, sums_, ATTN_LD);
+      multiply(left(rows_, q.block(i, 0, rows, d_)), 0, k_pairs_, n);
       for (const auto r : c10::irange(rows)) {
         S* dst = attn.data + (i + r) * attn.row_stride;
-        for (int64_t col = 0; col < n; col += W) {
-          const auto x =
-              attn_tanh_for<S>(load<T>(sums_ + r * ATTN_LD + col, n - col));
-          store(dst + col, x, n - col, stream);
-          store(tile_ + r * ATTN_LD + col, x);
-        }
+        S* tile = tile_ + r * ATTN_LD;
+        const T* sums = sums_ + r * ATTN_LD;
+        for_vectors(
+            n, [&](int64_t col, int64_t count) C10_ALWAYS_INLINE_ATTRIBUTE {
+              const auto x = attn_tanh_for<S>(load<T>(sums + col, count));
+              store(dst + col, x, count, stream);
+              store(tile + col, x);
+            });
       }
-      multiply({tile_, rows, n, ATTN_LD, 1}, v_pairs_, e_, sums_, e_);
-      add_sum(first, out + i * e_, sums_, rows * e_);
+      add_product(first, {tile_, rows, n}, v_pairs_, e_, out + i * e_);
     }
   }
 
@@ -109,45 +170,41 @@ class BrgemmTiles {
       const Matrix<const S>& grad_attn) {
     q_ = left(q_transposed_, q.t());
     if (grad_output.data != nullptr) {
-      grad_output_ = left(rows_, grad_output);
       grad_output_t_ = left(grad_output_transposed_, grad_output.t());
     }
+    rows_count_ = attn.rows;
     n_ = attn.cols;
-    const bool has_product = with_scores && grad_output_.data != nullptr;
+    clear_after(attn_pairs_, attn.rows, n_);
+    if (with_scores) {
+      clear_after(tile_pairs_, attn.rows, n_);
+    }
+    const bool has_product = with_scores && grad_output.data != nullptr;
+    Left a{};
     if (has_product) {
       pack(v_pairs_, v.t());
-      multiply(grad_output_, v_pairs_, n_, sums_, ATTN_LD);
+      a = left(rows_, grad_output);
     }
-    for (int64_t r = 0; r < attn.rows; r += 2) {
-      // Rows of attn are far from one another.
-      for (const auto i : {AHEAD, AHEAD + 1}) {
-        const S* row = attn.data + (r + i) * attn.row_stride;
-        for (int64_t col = 0; r + i < attn.rows && col < n_; col += W) {
-          prefetch_line(row + col);
-        }
-      }
-      int64_t col = 0;
-      for (; col + W <= n_; col += W) {
-        finish_pairs(r, col, W, with_scores, has_product, grad_attn, attn);
-      }
-      if (col < n_) {
-        finish_pairs(
-            r, col, n_ - col, with_scores, has_product, grad_attn, attn);
+    for (int64_t row = 0; row < attn.rows; row += ROWS) {
+      if (has_product) {
+        multiply(a, row, v_pairs_, n_);
+        finish_rows<true, true>(row, grad_attn, attn);
+      } else if (with_scores) {
+        finish_rows<true, false>(row, grad_attn, attn);
+      } else {
+        finish_rows<false, false>(row, grad_attn, attn);
       }
     }
-    rows_count_ = attn.rows;
   }
 
   void add_grad_q(bool first, const Matrix<const S>& k, T* total) {
     pack(k_pairs_, k);
-    multiply(
-        {tile_, rows_count_, n_, ATTN_LD, 1}, k_pairs_, d_, total, d_, !first);
+    add_product(first, {tile_, rows_count_, n_}, k_pairs_, d_, total);
   }
   void add_grad_k(bool first, T* total) {
-    multiply(q_, tile_pairs_, n_, total, n_, !first);
+    add_product(first, q_, tile_pairs_, n_, total);
   }
   void add_grad_v(bool first, T* total) {
-    multiply(grad_output_t_, attn_pairs_, n_, total, n_, !first);
+    add_product(first, grad_output_t_, attn_pairs_, n_, total);
   }
   static void finish_block(const Matrix<S>& dst, const T* total) {
     for (const auto i : c10::irange(dst.rows)) {
@@ -162,22 +219,52 @@ class BrgemmTiles {
   static constexpr int64_t W = Vec::size();
   static constexpr int64_t ROWS = 96;
   static constexpr int64_t AHEAD = 6;
+  // The sizes of kernels. The last are what operands are filled up to.
+  static constexpr std::array<int64_t, 5> KERNEL_ROWS{ROWS, 64, 32, 16, 4};
+  static constexpr std::array<int64_t, 9> KERNEL_TERMS{
+      ATTN_BLOCK, 256, 192, 128, 96, 64, 32, 16, 8};
+  static constexpr int64_t MAX_WIDTH = 64, MIN_WIDTH = 16;
+
+  // A left operand. Of more than ATTN_BLOCK columns, each CHUNK are a matrix.
+  //   at(i, j)[0] = x[i][j]
+  struct Left {
+    static constexpr int64_t CHUNK = 256;
+    S* data;
+    int64_t rows, cols;
+
+    int64_t chunk() const {
+      return cols <= ATTN_BLOCK ? ATTN_BLOCK : CHUNK;
+    }
+    S* at(int64_t row, int64_t col) const {
+      const auto matrix = col / chunk();
+      return data +
+             (matrix * round_up(rows, KERNEL_ROWS.back()) + row) * ATTN_LD +
+             col - matrix * chunk();
+    }
+  };
 
   static bool available() {
     // There is no other way to ask. oneDNN's own exception says that the
-    // machine lacks the instruction.
+    // machine lacks the instruction. On one that multiplies half without AMX,
+    // oneDNN takes the right operand as it is.
     static const bool available = [] {
-      alignas(64) S a[2] = {}, b[2 * 16] = {};
-      float c[16];
-      try {
-        cpublas::brgemm(1, 16, 2, 2, 16, 16, false, a, b, c);
-        cpublas::brgemm_release();
-      } catch (const std::exception&) {
+      if (std::is_same_v<S, at::Half> && !cpublas::could_pack(at::kHalf)) {
         return false;
       }
-      return true;
+      const bool multiplies = multiplies_pairs<S>(brgemm);
+      cpublas::brgemm_release();
+      return multiplies;
     }();
     return available;
+  }
+
+  // sums (+)= a x for a panel x in pairs. The only caller of brgemm: what
+  // cpublas keeps a kernel for is `sizes` and `add`.
+  static void brgemm(
+      const BrgemmSizes& sizes, bool add, const S* a, const S* pairs, T* sums) {
+    const auto [rows, cols, terms] = sizes;
+    cpublas::brgemm(
+        rows, cols, terms, ATTN_LD, cols, ATTN_LD, add, a, pairs, sums);
   }
 
   template <typename X>
@@ -186,6 +273,30 @@ class BrgemmTiles {
         scratch_ == nullptr ? nullptr : reinterpret_cast<X*>(scratch_ + size_);
     size_ += round_up(count * sizeof(X), 256) / sizeof(T);
     return begin;
+  }
+  static int64_t left_size(int64_t rows, int64_t cols) {
+    const auto matrices = cols <= ATTN_BLOCK ? 1 : at::divup(cols, Left::CHUNK);
+    return matrices * round_up(rows, KERNEL_ROWS.back()) * ATTN_LD;
+  }
+  static int64_t pairs_size(int64_t rows, int64_t cols) {
+    return terms_of(rows) * round_up(cols, MIN_WIDTH);
+  }
+
+  // The rows of a right operand of `rows`, with rows of zeros below
+  static int64_t terms_of(int64_t rows) {
+    return round_up(rows, KERNEL_TERMS.back());
+  }
+  // The columns of the next panel, if there are so many left
+  static int64_t width_of(int64_t left) {
+    return left > 48 ? MAX_WIDTH : left > MIN_WIDTH ? 32 : MIN_WIDTH;
+  }
+  // The largest of `sizes` that is no larger, or the last of them
+  template <size_t count>
+  static int64_t largest(
+      const std::array<int64_t, count>& sizes, int64_t size) {
+    size = round_up(size, sizes.back());
+    return *std::find_if(
+        sizes.begin(), sizes.end(), [&](auto x) { return x <= size; });
   }
 
   static Pair<T> widened(const Vec& x) {
@@ -207,37 +318,138 @@ class BrgemmTiles {
     return Vec::loadu(gathered);
   }
 
-  // A part of two rows of the tiles, from the product or without one.
-  C10_ALWAYS_INLINE void finish_pairs(
-      int64_t row,
-      int64_t col,
-      int64_t count,
-      bool with_scores,
-      bool has_product,
+  // f(col, the columns, the width) for each panel
+  template <typename F>
+  static C10_ALWAYS_INLINE void for_panels(int64_t all, const F& f) {
+    for (int64_t col = 0, width = 0; col < all; col += width) {
+      width = width_of(all - col);
+      f(col, std::min(width, all - col), width);
+    }
+  }
+
+  // f(i, count) for i = 0, W, ...: count is W, a constant, but in the last
+  template <typename F>
+  static C10_ALWAYS_INLINE void for_vectors(int64_t size, const F& f) {
+    int64_t i = 0;
+    for (; i + W <= size; i += W) {
+      f(i, W);
+    }
+    if (i < size) {
+      f(i, size - i);
+    }
+  }
+
+  // sums = rows row, row + 1, ... of a, at most ROWS, times a panel in pairs
+  static void multiply_panel(
+      const Left& a, int64_t row, const S* panel, int64_t width, T* sums) {
+    const auto row_count = std::min(ROWS, a.rows - row);
+    for (int64_t p = 0, terms = 0; p < a.cols; p += terms) {
+      terms = largest(KERNEL_TERMS, std::min(a.chunk(), a.cols - p));
+      for (int64_t r = 0, rows = 0; r < row_count; r += rows) {
+        rows = largest(KERNEL_ROWS, row_count - r);
+        brgemm(
+            {rows, width, terms},
+            p > 0,
+            a.at(row + r, p),
+            panel + p * width,
+            sums + r * ATTN_LD);
+      }
+    }
+  }
+
+  // sums_ = these rows of a, times all panels of `cols` columns
+  void multiply(const Left& a, int64_t row, const S* pairs, int64_t cols) {
+    for_panels(cols, [&](int64_t col, int64_t /*cols*/, int64_t width) {
+      const S* panel = pairs + col * terms_of(a.cols);
+      multiply_panel(a, row, panel, width, sums_ + col);
+    });
+  }
+
+  // out (+)= a x for x in pairs
+  void add_product(
+      bool first, const Left& a, const S* pairs, int64_t all, T* out) {
+    for (int64_t row = 0; row < a.rows; row += ROWS, out += ROWS * all) {
+      const auto rows = std::min(ROWS, a.rows - row);
+      for_panels(all, [&](int64_t begin, int64_t cols, int64_t width) {
+        T* dst = out + begin;
+        for (int64_t r = 0; !first && r < rows; ++r) {
+          for (int64_t col = 0; col < cols; col += 64 / sizeof(T)) {
+            prefetch_line(dst + r * all + col);
+          }
+        }
+        const S* panel = pairs + begin * terms_of(a.cols);
+        multiply_panel(a, row, panel, width, sums_);
+        for (int64_t r = 0; r < rows; ++r, dst += all) {
+          const T* sums = sums_ + r * ATTN_LD;
+          for_vectors(
+              cols,
+              [&](int64_t col, int64_t count) C10_ALWAYS_INLINE_ATTRIBUTE {
+                const auto x = load<T>(sums + col, count);
+                store(
+                    dst + col,
+                    first ? x : load<T>(dst + col, count) + x,
+                    count);
+              });
+        }
+      });
+    }
+  }
+
+  // At most ROWS rows of the tiles, from the product in sums_ or without one.
+  template <bool with_scores, bool has_product>
+  void finish_rows(
+      int64_t begin,
       const Matrix<const S>& grad_attn,
       const Matrix<const S>& attn) {
-    const bool odd = row + 1 < attn.rows; // else the second row is of zeros
-    const auto gradient = [&](int64_t i, const Vec& y) {
-      Pair<T> sum{0, 0};
-      if (has_product) {
-        sum = load<T>(sums_ + i * ATTN_LD + col, count);
+    const auto terms = terms_of(attn.rows);
+    const auto end = std::min(attn.rows, begin + ROWS);
+    for (int64_t row = begin; row < end; row += 2) {
+      // Rows of attn are far from one another.
+      for (const auto i : {row + AHEAD, row + AHEAD + 1}) {
+        const S* p = attn.data + i * attn.row_stride;
+        for (int64_t col = 0; i < attn.rows && col < n_; col += W) {
+          prefetch_line(p + col);
+        }
       }
-      if (grad_attn.data != nullptr) {
-        sum = sum + widened(load_row(grad_attn, i, col, count));
-      }
-      sum = tanh_backward(sum, widened(y));
-      const Vec x = vec::convert_from_float<S>(sum.lo, sum.hi);
-      x.store(tile_ + i * ATTN_LD + col);
-      return x;
-    };
-    const auto at = row * n_ + 2 * col;
-    const Vec y = load_row(attn, row, col, count);
-    const Vec y_odd = odd ? load_row(attn, row + 1, col, count) : Vec(0);
-    store_pairs(attn_pairs_ + at, y, y_odd, count);
-    if (with_scores) {
-      const Vec x = gradient(row, y);
-      const Vec x_odd = odd ? gradient(row + 1, y_odd) : Vec(0);
-      store_pairs(tile_pairs_ + at, x, x_odd, count);
+      const bool odd = row + 1 < attn.rows; // else the second is of zeros
+      for_panels(
+          n_,
+          [&](int64_t first,
+              int64_t cols,
+              int64_t width) C10_ALWAYS_INLINE_ATTRIBUTE {
+            const auto panel = first * terms + row * width;
+            for_vectors(
+                cols,
+                [&](int64_t c, int64_t count) C10_ALWAYS_INLINE_ATTRIBUTE {
+                  const auto col = first + c;
+                  const auto gradient =
+                      [&](int64_t i, const Vec& y) C10_ALWAYS_INLINE_ATTRIBUTE {
+                        Pair<T> sum{0, 0};
+                        if constexpr (has_product) {
+                          sum = load<T>(
+                              sums_ + (i - begin) * ATTN_LD + col, count);
+                        }
+                        if (grad_attn.data != nullptr) {
+                          sum =
+                              sum + widened(load_row(grad_attn, i, col, count));
+                        }
+                        sum = tanh_backward(sum, widened(y));
+                        const Vec x =
+                            vec::convert_from_float<S>(sum.lo, sum.hi);
+                        x.store(tile_ + i * ATTN_LD + col);
+                        return x;
+                      };
+                  const Vec y = load_row(attn, row, col, count);
+                  const Vec y_odd =
+                      odd ? load_row(attn, row + 1, col, count) : Vec(0);
+                  store_pairs(attn_pairs_ + panel + 2 * c, y, y_odd, count);
+                  if constexpr (with_scores) {
+                    const Vec x = gradient(row, y);
+                    const Vec x_odd = odd ? gradient(row + 1, y_odd) : Vec(0);
+                    store_pairs(tile_pairs_ + panel + 2 * c, x, x_odd, count);
+                  }
+                });
+          });
     }
   }
 
@@ -261,88 +473,81 @@ class BrgemmTiles {
     }
   }
 
-  // The pairs of x
+  // Zeros in the pairs below `rows` rows.
+  static void clear_after(S* pairs, int64_t rows, int64_t cols) {
+    const auto begin = round_up(rows, 2), end = terms_of(rows);
+    for_panels(cols, [&](int64_t col, int64_t /*cols*/, int64_t width) {
+      S* panel = pairs + col * end;
+      std::fill(panel + begin * width, panel + end * width, S(0));
+    });
+  }
+
+  // The panels of x, each in pairs. What is right of x is of no account.
   static void pack(S* dst, const Matrix<const S>& x) {
     const auto pairs = x.rows / 2;
-    int64_t i = 0;
-    if (x.row_stride == 1 && x.col_stride % 2 == 0) {
-      // Both of a pair are one float for this.
-      vec::transpose_mxn<float>(
-          reinterpret_cast<const float*>(x.data),
-          x.col_stride / 2,
-          reinterpret_cast<float*>(dst),
-          x.cols,
-          static_cast<int>(x.cols),
-          static_cast<int>(pairs));
-      i = 2 * pairs;
-    }
-    for (; i < x.rows; i += 2) {
-      for (int64_t col = 0; col < x.cols; col += W) {
-        const auto count = x.cols - col;
-        store_pairs(
-            dst + i * x.cols + 2 * col,
-            load_row(x, i, col, count),
-            i + 1 < x.rows ? load_row(x, i + 1, col, count) : Vec(0),
-            count);
+    for_panels(x.cols, [&](int64_t begin, int64_t cols, int64_t width) {
+      S* panel = dst + begin * terms_of(x.rows);
+      int64_t i = 0;
+      if (x.row_stride == 1 && x.col_stride % 2 == 0) {
+        // Both of a pair are one float for this.
+        vec::transpose_mxn<float>(
+            reinterpret_cast<const float*>(&x.at(0, begin)),
+            x.col_stride / 2,
+            reinterpret_cast<float*>(panel),
+            width,
+            static_cast<int>(cols),
+            static_cast<int>(pairs));
+        i = 2 * pairs;
       }
-    }
+      for (; i < x.rows; i += 2) {
+        for_vectors(
+            cols, [&](int64_t c, int64_t count) C10_ALWAYS_INLINE_ATTRIBUTE {
+              store_pairs(
+                  panel + i * width + 2 * c,
+                  load_row(x, i, begin + c, count),
+                  i + 1 < x.rows ? load_row(x, i + 1, begin + c, count)
+                                 : Vec(0),
+                  count);
+            });
+      }
+    });
+    clear_after(dst, x.rows, x.cols);
   }
 
-  // A left operand: x itself, or a copy of it with a column of zeros after an
-  // odd number.
-  static Matrix<const S> left(S* copy, const Matrix<const S>& x) {
-    if (x.col_stride == 1 && x.cols % 2 == 0) {
-      return x;
-    }
-    const auto cols = round_up(x.cols, 2);
-    if (x.row_stride == 1) {
-      // transpose_mxn's mask for 31 is not an int.
-      const auto part = [](int64_t left) {
-        return left == W - 1 ? W / 2 : std::min(W, left);
-      };
-      for (int64_t i = 0, rows = 0; i < x.rows; i += rows) {
-        rows = part(x.rows - i);
-        for (int64_t j = 0, terms = 0; j < x.cols; j += terms) {
-          terms = part(x.cols - j);
-          vec::transpose_mxn<S>(
-              &x.at(i, j),
-              x.col_stride,
-              copy + i * cols + j,
-              cols,
-              static_cast<int>(terms),
-              static_cast<int>(rows));
+  // A copy of x, with columns of zeros after it. Rows below it are of no
+  // account.
+  static Left left(S* copy, const Matrix<const S>& x) {
+    const Left result{copy, x.rows, x.cols};
+    if (x.row_stride != 1 || x.col_stride == 1) {
+      for (const auto i : c10::irange(x.rows)) {
+        for (int64_t j = 0; j < x.cols; j += W) {
+          load_row(x, i, j, x.cols - j).store(result.at(i, j));
         }
       }
-    } else {
-      copy_rows(copy, cols, x);
+      return result;
     }
-    if (cols > x.cols) {
-      for (const auto i : c10::irange(x.rows)) {
-        copy[i * cols + x.cols] = S(0);
+    // transpose_mxn's mask for 31 is not an int.
+    const auto part = [](int64_t left) {
+      return left == W - 1 ? W / 2 : std::min(W, left);
+    };
+    for (int64_t i = 0, rows = 0; i < x.rows; i += rows) {
+      rows = part(x.rows - i);
+      for (int64_t j = 0, terms = 0; j < x.cols; j += terms) {
+        terms = part(x.cols - j);
+        vec::transpose_mxn<S>(
+            &x.at(i, j),
+            x.col_stride,
+            result.at(i, j),
+            ATTN_LD,
+            static_cast<int>(terms),
+            static_cast<int>(rows));
       }
     }
-    return {copy, x.rows, x.cols, cols, 1};
-  }
-
-  // sums (+)= a x for x in pairs
-  static void multiply(
-      const Matrix<const S>& a,
-      const S* pairs,
-      int64_t cols,
-      T* sums,
-      int64_t ld,
-      bool add = false) {
-    cpublas::brgemm(
-        a.rows,
-        cols,
-        round_up(a.cols, 2),
-        a.row_stride,
-        cols,
-        ld,
-        add,
-        a.data,
-        pairs,
-        sums);
+    const auto after = terms_of(x.cols) - x.cols;
+    for (int64_t i = 0; after > 0 && i < x.rows; ++i) {
+      std::fill_n(result.at(i, x.cols), after, S(0));
+    }
+    return result;
   }
 
   T* scratch_;
@@ -352,10 +557,10 @@ class BrgemmTiles {
   S *k_pairs_, *v_pairs_, *rows_, *tile_;
   S *q_transposed_ = nullptr, *grad_output_transposed_ = nullptr;
   S *tile_pairs_ = nullptr, *attn_pairs_ = nullptr;
-  Matrix<const S> q_{}, grad_output_{}, grad_output_t_{};
+  Left q_{}, grad_output_t_{};
 };
+
+#endif
 
 } // namespace CPU_CAPABILITY
 } // namespace at::native
-
-#endif

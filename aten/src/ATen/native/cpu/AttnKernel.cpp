@@ -461,8 +461,9 @@ void attn_backward_by(
   // Tiles are as large as they may be, but so that there are at least 4 x 3 for
   // threads to share, if these are worth packing k and v for them. Their size
   // depends on the shape only, lest the sums depend on the number of threads.
-  constexpr int64_t MAX_ROWS = 192, ROW_STEP = 4, COL_STEP = 96;
+  constexpr int64_t MAX_ROWS = 192, COL_STEP = 96;
   constexpr int64_t MIN_ROWS = is_whole<Tiles> ? MAX_ROWS : 48;
+  constexpr int64_t ROW_STEP = is_brgemm<Tiles> ? Tiles::ROW_STEP : 4;
   const auto rows = round_up(
       std::max(
           at::divup(m, std::max<int64_t>(4, at::divup(m, MAX_ROWS))),
