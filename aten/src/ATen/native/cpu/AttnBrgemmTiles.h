@@ -275,7 +275,8 @@ class BrgemmTiles {
     return begin;
   }
   static int64_t left_size(int64_t rows, int64_t cols) {
-    const auto matrices = cols <= ATTN_BLOCK ? 1 : at::divup(cols, Left::CHUNK);
+    const auto matrices =
+        cols <= ATTN_BLOCK ? 1 : round_up(cols, Left::CHUNK) / Left::CHUNK;
     return matrices * round_up(rows, KERNEL_ROWS.back()) * ATTN_LD;
   }
   static int64_t pairs_size(int64_t rows, int64_t cols) {
