@@ -205,8 +205,8 @@ FAR = (
     sized(64, 64, 64, 64),
 )
 # How many kernels cpublas keeps for each thread, and what they may take of memory.
-MAX_KERNELS = 270
-KERNEL_SIZE = 2**15
+MAX_KERNELS = 625
+KERNEL_SIZE = 2**16
 # Which products the kernel takes for one with a right operand in pairs.
 PRODUCTS = """
 #include <ATen/native/cpu/AttnBrgemmTiles.h>

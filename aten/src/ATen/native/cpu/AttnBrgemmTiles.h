@@ -74,12 +74,13 @@ bool multiplies_pairs(const F& brgemm) {
 // cpublas keeps a kernel for each set of sizes and strides as long as the
 // thread lives. So a product is made of few:
 //   both operands are copies, with strides of our own,
-//   the right one in panels of 64, 32 or 16 columns,
+//   the right one in panels of 288, 128, 64, 32 or 16 columns,
 //   whose sums are in sums_ first;
 //   rows are multiplied by 96, 64, 32, 16 or 4 at once, and
-//   terms summed by 288, 256, 192, 128, 96, 64, 32, 16 or 8.
-// With a sum to add to and without, these are at most 270 kernels for each S
-// and thread, whatever the shapes: 5 MB.
+//   terms, filled up with zeros, are summed at once: in 21 sizes up to 288, and
+//   beyond by 256, 192, 128 or 64, which are added to a sum.
+// These are at most 5 x 5 x 25 = 625 kernels for each S and thread, whatever
+// the shapes: 30 MB.
 template <typename S>
 class BrgemmTiles {
  public:
@@ -219,16 +220,13 @@ class BrgemmTiles {
   static constexpr int64_t W = Vec::size();
   static constexpr int64_t ROWS = 96;
   static constexpr int64_t AHEAD = 6;
-  // The sizes of kernels. The last are what operands are filled up to.
-  static constexpr std::array<int64_t, 5> KERNEL_ROWS{ROWS, 64, 32, 16, 4};
-  static constexpr std::array<int64_t, 9> KERNEL_TERMS{
-      ATTN_BLOCK, 256, 192, 128, 96, 64, 32, 16, 8};
-  static constexpr int64_t MAX_WIDTH = 64, MIN_WIDTH = 16;
+  // For so many rows more there is room below those of a left operand.
+  static constexpr int64_t ROOM = 32;
+  static constexpr int64_t CHUNK = 256, CHUNK_STEP = 64;
 
   // A left operand. Of more than ATTN_BLOCK columns, each CHUNK are a matrix.
   //   at(i, j)[0] = x[i][j]
   struct Left {
-    static constexpr int64_t CHUNK = 256;
     S* data;
     int64_t rows, cols;
 
@@ -237,9 +235,8 @@ class BrgemmTiles {
     }
     S* at(int64_t row, int64_t col) const {
       const auto matrix = col / chunk();
-      return data +
-             (matrix * round_up(rows, KERNEL_ROWS.back()) + row) * ATTN_LD +
-             col - matrix * chunk();
+      return data + (matrix * round_up(rows, ROOM) + row) * ATTN_LD + col -
+             matrix * chunk();
     }
   };
 
@@ -276,28 +273,38 @@ class BrgemmTiles {
   }
   static int64_t left_size(int64_t rows, int64_t cols) {
     const auto matrices =
-        cols <= ATTN_BLOCK ? 1 : round_up(cols, Left::CHUNK) / Left::CHUNK;
-    return matrices * round_up(rows, KERNEL_ROWS.back()) * ATTN_LD;
+        cols <= ATTN_BLOCK ? 1 : round_up(cols, CHUNK) / CHUNK;
+    return matrices * round_up(rows, ROOM) * ATTN_LD;
   }
   static int64_t pairs_size(int64_t rows, int64_t cols) {
-    return terms_of(rows) * round_up(cols, MIN_WIDTH);
+    int64_t width = 0;
+    for_panels(cols, [&](int64_t, int64_t, int64_t w) { width += w; });
+    return terms_of(rows) * width;
   }
 
-  // The rows of a right operand of `rows`, with rows of zeros below
-  static int64_t terms_of(int64_t rows) {
-    return round_up(rows, KERNEL_TERMS.back());
+  // How many terms a product of `terms` is made of, with zeros
+  static int64_t terms_of(int64_t terms) {
+    if (terms > ATTN_BLOCK) {
+      return round_up(terms, CHUNK_STEP);
+    }
+    return round_up(terms, terms <= 96 ? 8 : terms <= 192 ? 16 : 32);
   }
-  // The columns of the next panel, if there are so many left
+  // The width of the next panel, if there are so many columns left
   static int64_t width_of(int64_t left) {
-    return left > 48 ? MAX_WIDTH : left > MIN_WIDTH ? 32 : MIN_WIDTH;
+    return left > 272    ? ATTN_BLOCK
+           : left >= 128 ? 128
+           : left > 48   ? 64
+           : left > 16   ? 32
+                         : 16;
   }
-  // The largest of `sizes` that is no larger, or the last of them
-  template <size_t count>
-  static int64_t largest(
-      const std::array<int64_t, count>& sizes, int64_t size) {
-    size = round_up(size, sizes.back());
-    return *std::find_if(
-        sizes.begin(), sizes.end(), [&](auto x) { return x <= size; });
+  // The rows that are multiplied next, if there are so many left. Those that
+  // are not there are multiplied with the others.
+  static int64_t rows_of(int64_t left) {
+    return left >= ROWS ? ROWS
+           : left > 48  ? 64
+           : left > 20  ? 32
+           : left > 4   ? 16
+                        : 4;
   }
 
   static Pair<T> widened(const Vec& x) {
@@ -344,10 +351,11 @@ class BrgemmTiles {
   static void multiply_panel(
       const Left& a, int64_t row, const S* panel, int64_t width, T* sums) {
     const auto row_count = std::min(ROWS, a.rows - row);
-    for (int64_t p = 0, terms = 0; p < a.cols; p += terms) {
-      terms = largest(KERNEL_TERMS, std::min(a.chunk(), a.cols - p));
+    const auto all = terms_of(a.cols);
+    for (int64_t p = 0, terms = 0; p < all; p += terms) {
+      terms = std::min(a.chunk(), all - p);
       for (int64_t r = 0, rows = 0; r < row_count; r += rows) {
-        rows = largest(KERNEL_ROWS, row_count - r);
+        rows = rows_of(row_count - r);
         brgemm(
             {rows, width, terms},
             p > 0,
