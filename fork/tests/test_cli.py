@@ -180,13 +180,14 @@ class Runner:
     def __init__(self):
         self.ran = []  # (commit, its suites)
         self.grafted = []
+        self.libraries = []  # commits that got the library that TestFX loads
         self.outcomes = {}  # commit -> the outcome of its tests, or the error of its graft
 
     def graft_into(self, venv, release, number):
         wheels = cli.BUILD / "graft" / str(number) / "wheel"
         wheels.mkdir(parents=True, exist_ok=True)
         self.grafted.append(number)
-        return type("Grafted", (), {"dir": wheels.parent})
+        return type("Grafted", (), {"dir": wheels.parent, "base": number})
 
     def run(self, python, tree, wanted, *, log_dir):
         commit = tree.name.partition("-")[2]
@@ -208,6 +209,7 @@ def runner(tmp_path, source, monkeypatch):
     monkeypatch.setattr(cli, "stack_key", lambda commit, upstream: f"key of {commit.title}")
     monkeypatch.setattr(cli, "graft_into", made.graft_into)
     monkeypatch.setattr(cli.suites, "run", made.run)
+    monkeypatch.setattr(cli.torchbind, "install", lambda base, *_: made.libraries.append(base))
     return made
 
 
@@ -224,6 +226,8 @@ def runner(tmp_path, source, monkeypatch):
 def test_upstreams_suites_of_one_commit(runner, args, ran):
     code, output = invoke("test-upstream", *args)
     assert (code, runner.ran) == (0, ran)
+    with_fx = [int(commit[:2]) for commit, wanted in ran if "test_fx.py" in wanted]
+    assert runner.libraries == with_fx
     assert f"{sum(len(names) for _, names in ran)} passed, 0 failed, 0 skipped" in output
 
 
