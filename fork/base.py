@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import re
 import shutil
 import sys
@@ -181,18 +182,27 @@ def fetch_anchors(folder: Path) -> None:
             continue
         with step(f"download torch {release} for its anchors"):
             platforms = [f"--platform=macosx_{n}_0_arm64" for n in (11, 14)]
-            _pip_download(
-                release, folder, "", *platforms, "--implementation=cp", "--python-version=3.11"
-            )
+            python = ("--implementation=cp", "--python-version=3.11")
+            # A user's constraints are for what is installed; these wheels are only read.
+            free = os.environ | {"PIP_CONSTRAINT": os.devnull}
+            _pip_download(release, folder, "", *platforms, *python, env=free)
 
 
-def _pip_download(release: str, folder: Path, what: str, *options: str, equals: str = "==") -> None:
+def _pip_download(
+    release: str,
+    folder: Path,
+    what: str,
+    *options: str,
+    equals: str = "==",
+    env: dict | None = None,
+) -> None:
     """Downloads torch's wheel into `folder`; `what` says in an error which one it was."""
     pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", *options]
     run(
         [*pip, "--dest", folder, f"torch{equals}{release}"],
         folder.parent / "download.log",
         f"torch {release}{what} cannot be downloaded",
+        env=env,
     )
 
 

@@ -271,6 +271,23 @@ def test_no_network(tmp_path, monkeypatch):
         bases.get("2.13.0", tmp_path)
 
 
+def test_anchors_of_what_may_not_be_installed(tmp_path, monkeypatch):
+    """A machine's constraints are for installations."""
+    release = bases.RELEASES[-1]["torch"]
+    (tmp_path / "constraints.txt").write_text(f"torch<{release}")
+    name = f"torch-{release}-cp311-none-macosx_11_0_arm64.whl"
+    with WheelFile(tmp_path / name, "w") as out:
+        metadata = f"Metadata-Version: 2.1\nName: torch\nVersion: {release}\n"
+        out.writestr(f"torch-{release}.dist-info/METADATA", metadata)
+        out.writestr(f"torch-{release}.dist-info/WHEEL", "Wheel-Version: 1.0\n")
+    monkeypatch.setattr(bases, "RELEASES", bases.RELEASES[-1:])
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    monkeypatch.setenv("PIP_CONSTRAINT", str(tmp_path / "constraints.txt"))
+    bases.fetch_anchors(tmp_path / "anchors")
+    assert [p.name for p in (tmp_path / "anchors").iterdir()] == [name]
+
+
 def test_a_truncated_base_is_removed(wheel, tmp_path):
     data = wheel.read_bytes()
     wheel.write_bytes(data[:-30])
