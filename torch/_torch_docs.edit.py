@@ -27,9 +27,9 @@ Autocast runs it in the lower precision. The forward takes :math:`2mn(d + e)` FL
 twice as many; ``attn`` is kept for it. For floating point dtypes on a CPU, and with CUDA from compute capability 8.0
 on for :math:`d, e \le 128` (64 for ``float64``), each is made by kernels that add in a fixed order, and needs no
 :math:`(*, m, n)` temporary. On a CPU they take at most 8 MiB for each thread, whatever the sizes, and the backward in
-lower precision sums in ``float`` besides, as :doc:`/notes/attn` says. With CUDA, ``torch.backends.cuda.matmul`` says whether they use TF32. Elsewhere the
-operator is composed of its products and tanh, is as deterministic as :func:`torch.matmul`, and the backward needs one
-:math:`(*, m, n)` temporary.
+lower precision sums in ``float`` besides, as :doc:`/notes/attn` says. With CUDA, ``torch.backends.cuda.matmul`` says
+whether they use TF32. Elsewhere the operator is composed of its products and tanh, is as deterministic as
+:func:`torch.matmul`, and the backward needs one :math:`(*, m, n)` temporary.
 
 Returns:
     A namedtuple of ``output`` with shape :math:`(*, m, e)` and ``attn`` with shape
