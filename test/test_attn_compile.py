@@ -39,6 +39,7 @@ from functorch.compile import (
     make_boxed_func,
     min_cut_rematerialization_partition,
 )
+from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.decorators import mark_unbacked
 from torch._dynamo.testing import AotEagerAndRecordGraphs, CompileCounterWithBackend
@@ -98,7 +99,8 @@ def count_flops(compute, *args):
 
 def flops_of_fake(symbolic, compute, *args):
     mode = fake_mode(symbolic)
-    with mode:
+    # As tracing has it: 2.6's matmul reads symbolic sizes by the Python dispatcher only.
+    with mode, enable_python_dispatcher():
         return count_flops(compute, *to_fake(mode, args))
 
 
@@ -202,6 +204,15 @@ class CompileTestCase(AttnTestCase):
     def setUp(self):
         super().setUp()
         torch._dynamo.reset()
+
+    def skip_unless_traced(self, definition, args):
+        """Not with symbolic sizes where a release (2.6) cannot trace the definition so."""
+        try:
+            make_fx(definition, tracing_mode="symbolic")(*args)
+        except RuntimeError as e:
+            if "on tensor with symbolic sizes/strides" not in str(e):
+                raise
+            self.skipTest("no such derivative is traced with symbolic sizes")
 
 
 class TestAttnMeta(CompileTestCase):
@@ -414,26 +425,30 @@ class TestAttnMeta(CompileTestCase):
         if run != "compiled":  # else nobody reads it
             through += (of_output,)
 
-        for name, function, terms in (
-            ("forward", lambda *x: torch.attn(*x[:3]), (forward, of_scores, of_output)),
-            ("backward", pullback(torch.attn), through),
-        ):
-
-            def tangents(*args, function=function):
+        def make(function):
+            def tangents(*args):
                 x, u = dict(zip(INPUTS + OUTPUTS, args)), args[5:]
 
                 def of(*some):
-                    return function(*(x | dict(zip(names, some))).values())
+                    return function(*{**x, **dict(zip(names, some))}.values())
 
                 return jvp(of, tuple(x[i] for i in names), u)
 
-            compute, args = tangents, (*inputs, *grads, *u)
-            if samples:
-                compute = vmap(tangents, (None,) * 5 + (0,) * len(u))
-                args = (*inputs, *grads, *(torch.stack([x] * n) for x in u))
+            return vmap(tangents, (None,) * 5 + (0,) * len(u)) if samples else tangents
+
+        args = (*inputs, *grads, *(torch.stack([x] * n) if samples else x for x in u))
+        for name, function, terms in (
+            (
+                "forward",
+                lambda *x: torch.attn(*x[:3]),
+                (forward, of_scores, of_output),
+            ),
+            ("backward", pullback(torch.attn), through),
+        ):
             with self.subTest(name):
                 expected = tuple(map(sum, zip(*terms)))
-                self.assertEqual(products(FLOPS[run](compute, *args)), expected)
+                flops = FLOPS[run](make(function), *args)
+                self.assertEqual(products(flops), expected)
 
 
 ATTN = Counter({aten.attn.default: 1})
@@ -608,6 +623,9 @@ class TestAttnTracing(CompileTestCase):
                 f = make_fx(f, tracing_mode="symbolic")(*inputs)
             return f(*inputs)
 
+        if run == "make_fx":
+            f = function(attn_composed)
+            self.skip_unless_traced(vmap(f) if samples else f, inputs)
         self.assert_agrees(compute, SMALL_BATCH, inputs)
 
     @by_case_in((SMALL, BATCHED))

@@ -129,7 +129,8 @@ def along(names, derivative):
     def of(op):
         def run(*inputs):
             def some(*x):
-                return op(*(dict(zip(INPUTS, inputs)) | dict(zip(names, x))).values())
+                named = {**dict(zip(INPUTS, inputs)), **dict(zip(names, x))}
+                return op(*named.values())
 
             return derivative(some)(*(inputs[INPUTS.index(i)] for i in names))
 
