@@ -427,12 +427,8 @@ class TestAttnMeta(CompileTestCase):
 
         def make(function):
             def tangents(*args):
-                x, u = dict(zip(INPUTS + OUTPUTS, args)), args[5:]
-
-                def of(*some):
-                    return function(*{**x, **dict(zip(names, some))}.values())
-
-                return jvp(of, tuple(x[i] for i in names), u)
+                derivative = along(names, lambda op: lambda *x: jvp(op, x, args[5:]))
+                return derivative(function)(*args[:5])
 
             return vmap(tangents, (None,) * 5 + (0,) * len(u)) if samples else tangents
 

@@ -220,7 +220,8 @@ class BrgemmTiles {
   static constexpr int64_t W = Vec::size();
   static constexpr int64_t ROWS = 96;
   static constexpr int64_t AHEAD = 6;
-  // For so many rows more there is room below those of a left operand.
+  // A left operand has room for a multiple of so many rows, which rows_of
+  // needs.
   static constexpr int64_t ROOM = 32;
   static constexpr int64_t CHUNK = 256, CHUNK_STEP = 64;
 
