@@ -17,10 +17,9 @@ sys.path.insert(0, str(ROOT))
 
 from packaging.metadata import parse_email  # noqa: E402
 
-from fork import base as bases  # noqa: E402
 from fork.errors import ForkError  # noqa: E402
-from fork.graft import Graft  # noqa: E402
-from fork.stack import Stack  # noqa: E402
+from fork.graft import open_graft  # noqa: E402
+from fork.overlay import default_release  # noqa: E402
 
 
 class GraftWheel(bdist_wheel):
@@ -39,12 +38,12 @@ try:
     commit = os.environ.get("ATTN_COMMIT") or None
     if commit and not commit.isdigit():
         raise ForkError(f"ATTN_COMMIT={commit}: not the number of a commit")
-    base = bases.get(os.environ.get("ATTN_BASE", bases.default_release()), ROOT / "build" / "bases")
-    graft = Graft(Stack(ROOT), base, int(commit) if commit else None)
-    metadata, _ = parse_email((base.dist_info / "METADATA").read_bytes())
+    release = os.environ.get("ATTN_BASE", default_release())
+    graft = open_graft(release, int(commit) if commit else None)
+    metadata, _ = parse_email((graft.base.dist_info / "METADATA").read_bytes())
     setup(
         name="torch",
-        version=base.grafted_version,
+        version=graft.base.grafted_version,
         install_requires=metadata.get("requires_dist", []),
         packages=[],
         cmdclass={"bdist_wheel": GraftWheel},

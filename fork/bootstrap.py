@@ -113,7 +113,7 @@ def borrow_venv(venv):
         what = "BASE=installed takes all from {}, which lacks {}"
         raise ForkError(what.format(sys.executable, ", ".join(missing)))
     # Where the real ones are missing, the last folder has stand-ins.
-    lines = packages + [os.path.join(ROOT, "fork", "stand_ins")]
+    lines = packages + [os.path.join(ROOT, "fork", "suites", "stand_ins")]
     stamp = os.path.join(venv, ".borrowed")
     wanted = "\n".join([sys.version] + lines + [tools[tool] for tool in TOOLS])
     if read(stamp) == wanted:

@@ -9,8 +9,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from rich.box import SIMPLE
 from rich.console import Console, RenderableType
 from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from rich.text import Text
 
 from fork.errors import ForkError, cause
 
@@ -25,26 +37,52 @@ def print_wide(renderable: RenderableType) -> None:
     Console(width=wide, highlight=False, soft_wrap=True).print(renderable)
 
 
+def new_table(title: str) -> Table:
+    """A table that is narrow, so that a row fits in a terminal."""
+    return Table(title=title, title_justify="left", show_footer=True, box=SIMPLE, padding=0)
+
+
 class Step:
     """A running step; `done` becomes its closing words, `tell` shows how far it is."""
 
-    def __init__(self, status):
-        self._status = status
+    def __init__(self, progress: Progress, title: str):
+        self._progress = progress
+        self._title = title
+        self._task = progress.add_task(escape(title), total=None)
         self.done = ""
 
-    def tell(self, text: str) -> None:
-        self._status.update(escape(text))
+    def tell(self, text: str = "", *, done: int | None = None, total: int | None = None) -> None:
+        """Shows `text` behind the title, and the share that is `done`; what isn't named stays."""
+        words = {"description": escape(f"{self._title}: {text}")} if text else {}
+        self._progress.update(self._task, completed=done, total=total, **words)
+
+
+class Remaining(TimeRemainingColumn):
+    """The time that is left, of a step that knows how much there is to do."""
+
+    def render(self, task: Task) -> Text:
+        return Text() if task.total is None else super().render(task)
 
 
 @contextmanager
 def step(title: str) -> Iterator[Step]:
-    """Shows `title` while the block runs, and a line with its seconds when it ends."""
+    """Shows `title` and the time while the block runs, and a line with its seconds when it ends.
+
+    The line of a running step is there in a terminal only.
+    """
     start = time.monotonic()
-    with console.status(escape(title)) as status:
-        running = Step(status)
+    columns = (
+        *(SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=20)),
+        *(TimeElapsedColumn(), Remaining(elapsed_when_finished=False)),
+    )
+    # Whatever else is printed meanwhile comes above the line.
+    settings = {"console": console, "transient": True, "disable": not console.is_terminal}
+    with Progress(*columns, **settings) as progress:
+        running = Step(progress, title)
         try:
             yield running
         except BaseException:
+            progress.stop()
             console.print(f"[red]x[/] {escape(title)}")
             raise
     seconds = time.monotonic() - start
@@ -58,14 +96,11 @@ class NinjaSteps:
     def __init__(self, doing: Step):
         self.doing = doing
         self.done = 0
-        self.start = time.monotonic()
 
     def __call__(self, line: str) -> None:
         if found := NINJA.match(line.strip()):
             self.done, total = int(found[1]), int(found[2])
-            a_step = (time.monotonic() - self.start) / max(1, self.done)
-            left = a_step * (total - self.done) / 60
-            self.doing.tell(f"compile {self.done} of {total}, {left:.0f} min to go: {found[3]}")
+            self.doing.tell(f"{self.done} of {total}: {found[3]}", done=self.done, total=total)
 
     def __str__(self) -> str:
         return f"{self.done} steps" if self.done else "nothing to do"

@@ -8,14 +8,20 @@ from unittest.mock import ANY
 import pytest
 from click.testing import CliRunner
 
-from fork import __main__ as cli
-from fork import bootstrap, cuda
-from fork.__main__ import ROOT, main
+from fork import bootstrap, paths
+from fork.__main__ import main
+from fork.commands import Group
 from fork.errors import ForkError
-from fork.graft import NATIVE
-from fork.review import Lint
-from fork.source_build import Figures
-from fork.suites import LAB, SUITES, Result
+from fork.graft import build, cuda
+from fork.overlay import NATIVE, default_release
+from fork.paths import ROOT
+from fork.series import documentation, linters, remarks
+from fork.series.linters import Lint
+from fork.source import build as source_build
+from fork.source.build import Figures, Place
+from fork.suites import benchmark, commit, from_source
+from fork.suites.files import LAB, SUITES
+from fork.suites.results import Result
 from fork.tests.conftest import git, message, write_files
 
 COMMANDS = (
@@ -37,10 +43,15 @@ COMMANDS = (
 
 @pytest.fixture
 def in_repo(repo, monkeypatch):
-    places = {"ROOT": "", "BUILD": "build", "CACHE": "build/bases", "ANCHORS": "build/anchors"}
-    for name, path in places.items():
-        monkeypatch.setattr(cli, name, repo / path)
+    stand_in(monkeypatch, repo)
     return repo
+
+
+def stand_in(monkeypatch, root):
+    """Makes `root` the clone that the commands work in."""
+    places = {"ROOT": "", "VENV": ".venv", "BUILD": "build", "SOURCES": "build/source"}
+    for name, path in (places | {"BASES": "build/bases", "ANCHORS": "build/anchors"}).items():
+        monkeypatch.setattr(paths, name, root / path)
 
 
 def invoke(*args):
@@ -54,8 +65,20 @@ def test_help(command):
     assert code == 0 and f"{command} [OPTIONS]" in output
 
 
-def test_every_command_is_listed_here():
+def test_every_command_is_listed_here_and_in_a_group():
     assert set(main.commands) == set(COMMANDS)
+    assert sorted(name for names in Group.groups.values() for name in names) == sorted(COMMANDS)
+    listed = [line.split() for line in CliRunner().invoke(main).output.splitlines()]
+    assert set(COMMANDS) <= {words[0] for words in listed if words}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_example_of_each_command_is_one_that_it_takes(command, monkeypatch):
+    example = main.commands[command].example
+    assert example.split()[:4] == ["python", "-m", "fork", command]
+    assert example in invoke(command, "--help")[1]
+    args = [arg.replace("~/pytorch", str(ROOT)) for arg in example.split()[4:]]
+    main.commands[command].make_context(command, args)
 
 
 def test_stack(in_repo):
@@ -101,15 +124,15 @@ def test_review(in_repo, source, monkeypatch, found, pages):
         seen.append((git(tree, "rev-parse", "HEAD~1"), before))
         return found if len(seen) == 2 else []
 
-    monkeypatch.setattr(cli, "make_venv", lambda venv, file: seen.clear() or file.read_text())
-    monkeypatch.setattr(cli.review, "requirements", lambda tree: ["ruff==0.7.4"])
-    monkeypatch.setattr(cli.review, "lint", lint)
-    monkeypatch.setattr(cli.documentation, "requirements", lambda tree: ["sphinx==5.0.0"])
-    monkeypatch.setattr(cli.documentation, "lint", lambda tree, added, *_: pages)
+    monkeypatch.setattr(remarks, "make_venv", lambda venv, file: seen.clear() or file.read_text())
+    monkeypatch.setattr(linters, "requirements", lambda tree: ["ruff==0.7.4"])
+    monkeypatch.setattr(linters, "lint", lint)
+    monkeypatch.setattr(documentation, "requirements", lambda tree: ["sphinx==5.0.0"])
+    monkeypatch.setattr(documentation, "lint", lambda tree, added, *_: pages)
     code, output = invoke("review", "--upstream", source)
-    remarks = len(found + pages)
-    assert code == remarks and f"{remarks} remarks; not run: ACTIONLINT" in output
-    assert ("a.py:7: RUFF E1: bad" in output) == bool(remarks)
+    count = len(found + pages)
+    assert code == count and f"{count} remarks; not run: ACTIONLINT" in output
+    assert ("a.py:7: RUFF E1: bad" in output) == bool(count)
     assert len(seen) == 2 and all(parent == before for parent, before in seen)
     assert git(source, "symbolic-ref", "--short", "HEAD") == "attn"
 
@@ -117,13 +140,14 @@ def test_review(in_repo, source, monkeypatch, found, pages):
 @pytest.mark.parametrize("failed", [False, True])
 def test_source(in_repo, source, tmp_path, monkeypatch, failed):
     calls = []
-    monkeypatch.setattr(cli.source_build, "checkout", lambda *args: calls.append(args))
+    place = Place(source, Path(sys.executable), tmp_path / "logs", {})
+    monkeypatch.setattr(source_build, "checkout", lambda *args: calls.append(args) or place)
     cost = Figures(1380, 8575, 4500, 2**30, 1382, 9000, 2**33)
-    monkeypatch.setattr(cli.source_build, "build", lambda *_: cost)
-    monkeypatch.setattr(cli.source_build, "check", lambda _: None)
+    monkeypatch.setattr(source_build, "build", lambda *_: cost)
+    monkeypatch.setattr(from_source, "check", lambda *_: None)
     results = [Result(name, ours={"TestA.test_a": "passed"}) for name in LAB]
     results[0].ours["TestA.test_b"] = "failed" if failed else "passed"
-    monkeypatch.setattr(cli.source_build, "test", lambda _: results)
+    monkeypatch.setattr(from_source, "run_suites", lambda *_, **named: results)
     code, output = invoke("source", "--upstream", source, "--python", "python3.12")
     assert code == failed
     assert calls == [(source, "python3.12", in_repo / "build/from-source/logs")]
@@ -184,7 +208,7 @@ class Runner:
         self.outcomes = {}  # commit -> the outcome of its tests, or the error of its graft
 
     def graft_into(self, venv, release, number):
-        wheels = cli.BUILD / "graft" / str(number) / "wheel"
+        wheels = paths.BUILD / "graft" / str(number) / "wheel"
         wheels.mkdir(parents=True, exist_ok=True)
         self.grafted.append(number)
         return type("Grafted", (), {"dir": wheels.parent, "base": number})
@@ -202,14 +226,13 @@ class Runner:
 def runner(tmp_path, source, monkeypatch):
     root = write_files(tmp_path / "series", SERIES)
     made = Runner()
-    for name, path in {"ROOT": root, "BUILD": root / "build"}.items():
-        monkeypatch.setattr(cli, name, path)
+    stand_in(monkeypatch, root)
     (root / "build").mkdir()
-    monkeypatch.setattr(cli, "suites_place", lambda upstream: (source, root / "venv"))
-    monkeypatch.setattr(cli, "stack_key", lambda commit, upstream: f"key of {commit.title}")
-    monkeypatch.setattr(cli, "graft_into", made.graft_into)
-    monkeypatch.setattr(cli.suites, "run", made.run)
-    monkeypatch.setattr(cli.torchbind, "install", lambda base, *_: made.libraries.append(base))
+    monkeypatch.setattr(commit, "place", lambda upstream: (source, root / "venv"))
+    monkeypatch.setattr(commit, "stack_key", lambda commit, upstream: f"key of {commit.title}")
+    monkeypatch.setattr(commit, "graft_into", made.graft_into)
+    monkeypatch.setattr(commit, "run_suites", made.run)
+    monkeypatch.setattr(commit.torchbind, "install", lambda base, *_: made.libraries.append(base))
     return made
 
 
@@ -233,7 +256,7 @@ def test_upstreams_suites_of_one_commit(runner, args, ran):
 
 @pytest.mark.parametrize(("outcome", "word"), [("failed", "25 failed"), (None, "error: none of")])
 def test_upstreams_suites_that_fail(runner, outcome, word, monkeypatch):
-    monkeypatch.setattr(cli.suites, "SUITES", dict.fromkeys(map(str, range(22)), ()))
+    monkeypatch.setattr(commit, "SUITES", dict.fromkeys(map(str, range(22)), ()))
     runner.outcomes["04-vmap"] = outcome
     code, output = invoke("test-upstream")
     assert code == 1 and word in output
@@ -251,7 +274,7 @@ def test_each_commit_of_the_stack(runner):
     for row in ("01-note 0 0 0", "02-script 0 0 0 0 0 1 0", "04-vmap 6 6 0 0 0 3 0"):
         assert row in table
     assert runner.grafted == [2, 3, 4]
-    assert not list((cli.BUILD / "graft").glob("*/wheel"))  # a disk holds few of these
+    assert not list((paths.BUILD / "graft").glob("*/wheel"))  # a disk holds few of these
     runner.ran.clear()
     code, output = invoke("test-stack")
     assert (code, runner.ran, output.count("tested already")) == (0, [], 4)
@@ -352,10 +375,9 @@ def test_bench(tmp_path, monkeypatch, args, status, kept):
     python = tmp_path / "build/venv-bench/bin/python"
     python.parent.mkdir(parents=True)
     python.symlink_to(sys.executable)
-    for name, path in {"ROOT": tmp_path, "BUILD": tmp_path / "build"}.items():
-        monkeypatch.setattr(cli, name, path)
-    monkeypatch.setattr(cli, "make_venv", lambda venv, requirements: None)
-    monkeypatch.setattr(cli, "graft_into", lambda venv, release, commit: None)
+    stand_in(monkeypatch, tmp_path)
+    monkeypatch.setattr(benchmark, "make_venv", lambda venv, requirements: None)
+    monkeypatch.setattr(benchmark, "graft_into", lambda venv, release: None)
     assert invoke("bench", *args)[0] == status
     passed = [arg for arg in args if arg != "--publish"]
     assert (tmp_path / "build/bench/cpu.json").read_text() == str(passed)
@@ -378,17 +400,18 @@ def test_cuda_check(in_repo, monkeypatch, spilled, status, says):
         nvcc = cuda.Nvcc(Path("nvcc"), "13.0", (90,), 90)
         dir = in_repo
 
-        def __init__(self, stack, base):
-            pass
-
-        def make_kernels(self):
+        @staticmethod
+        def make_kernels():
             return [kernel]
 
-    monkeypatch.setattr(cli, "Graft", Made)
-    monkeypatch.setattr(cli.bases, "get", lambda *args, **named: asked.append((args, named)))
+    def get(*args):
+        asked.append(args)
+
+    monkeypatch.setattr(build, "Graft", lambda stack, base, commit: Made)
+    monkeypatch.setattr(build, "get", get)
     monkeypatch.setattr(cuda, "shared_memory", lambda nvcc, sweeps, *rest: [48 << 10])
     code, output = invoke("cuda-check")
     # PyPI's, and in a folder where no other command takes it for the default base.
     place = in_repo / "build/bases/cuda"
-    assert asked == [((cli.bases.default_release(), place), {"of_pypi": True})]
+    assert asked == [(default_release(), place, True)]
     assert code == status and says in output and "48.0" in output

@@ -1,10 +1,14 @@
 """A failing command's log becomes one line that says why."""
 
+import io
+import re
 import sys
 from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
+from fork import console
 from fork.console import NinjaSteps, run
 from fork.errors import ForkError
 
@@ -51,8 +55,38 @@ def test_a_missing_command(tmp_path):
 def test_steps_are_counted():
     """From Ninja's step 0 on, which looks whether CMake must run again."""
     told = []
-    steps = NinjaSteps(SimpleNamespace(tell=told.append))
+    steps = NinjaSteps(SimpleNamespace(tell=lambda text, **share: told.append((text, share))))
     for line in ("[0/2] Re-checking", "[1/2] Building x.o", "x.cpp: a warning", "[2/2] Linking"):
         steps(line)
-    assert [t.partition(",")[0] for t in told] == [f"compile {n} of 2" for n in (0, 1, 2)]
-    assert str(steps) == "2 steps"
+    assert [share for _, share in told] == [{"done": n, "total": 2} for n in (0, 1, 2)]
+    assert told[1][0] == "1 of 2: x.o" and str(steps) == "2 steps"
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """What a step prints: in a terminal, or not in one."""
+
+    def show(terminal, body):
+        out = io.StringIO()
+        made = Console(file=out, force_terminal=terminal, width=100, highlight=False)
+        monkeypatch.setattr(console, "console", made)
+        with console.step("make it") as doing:
+            body(doing)
+        return re.sub(r"\x1b\[[\d;?]*\w", "", out.getvalue())
+
+    return show
+
+
+def test_a_line_in_a_terminal_shows_the_time_and_what_remains(shown):
+    text = shown(True, lambda s: s.tell("3 of 4", done=3, total=4))
+    assert re.search(r"make it: 3 of 4\b.*0:00:00 -:--:--", text)
+
+
+def test_nothing_remains_to_be_shown_where_the_end_is_unknown(shown):
+    text = shown(True, lambda s: s.tell("x"))
+    assert re.search(r"make it: x.*0:00:00", text) and "-:--:--" not in text
+
+
+def test_elsewhere_a_step_is_one_plain_line(shown):
+    text = shown(False, lambda s: s.tell("3 of 4", done=3, total=4))
+    assert re.fullmatch(r"\+ make it \(\d\.\d s\)\n", text)

@@ -1,0 +1,15 @@
+"""The graft: a wheel of PyTorch in, a wheel of PyTorch with our operators out, and installed."""
+
+from fork.graft.base import INSTALLED, Base
+from fork.graft.build import open_graft
+from fork.graft.cuda_check import cuda_check
+from fork.graft.install import graft_into, run_example
+
+__all__ = [
+    "INSTALLED",
+    "Base",
+    "cuda_check",
+    "graft_into",
+    "open_graft",
+    "run_example",
+]

@@ -1,0 +1,183 @@
+"""The base of a graft: a pristine PyTorch wheel, downloaded once and unpacked, or installed."""
+
+from __future__ import annotations
+
+import csv
+import re
+import shutil
+import sys
+import zipfile
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+
+from wheel.wheelfile import WheelError, WheelFile
+
+from fork.console import Step, step
+from fork.errors import ForkError
+from fork.overlay import RELEASES, UNPACKED, Upstream, download_wheel, is_grafted
+
+# The base that is not fetched: the torch that the running Python has.
+INSTALLED = "installed"
+# What a RECORD lists beside the wheel's files: itself, and what installing has added.
+ADDED = re.compile(
+    r"(\.\.|/).*|.*\.pyc|"
+    r"[^/]+\.dist-info/(RECORD(\..*)?|INSTALLER|REQUESTED|direct_url\.json|uv_\w+\.json)"
+)
+
+
+class Base:
+    """A wheel of PyTorch in a folder: unpacked there, or installed among others."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.name = folder.name  # of the graft's own folder
+        self.upstream = Upstream(folder)
+        self.version = self.upstream.version
+
+    @property
+    def grafted_version(self) -> str:
+        """`2.13.0+cpu.attn`, or `2.13.0+attn` for a base without a local version."""
+        return f"{self.version}{'.' if '+' in self.version else '+'}attn"
+
+    @cached_property
+    def dist_info(self) -> Path:
+        found = sorted(self.folder.glob("torch-*.dist-info"))
+        if len(found) != 1:
+            names = ", ".join(f.name for f in found) or "none"
+            raise ForkError(f"{self.folder}: not one torch-*.dist-info: {names}")
+        return found[0]
+
+    @property
+    def tags(self) -> str:
+        """Which Python the wheel is for: `cp311-cp311`."""
+        return re.search(r"^Tag: (\w+-\w+)-", (self.dist_info / "WHEEL").read_text(), re.M)[1]
+
+    @property
+    def record(self) -> str:
+        """Every file with its hash."""
+        return (self.dist_info / "RECORD").read_text()
+
+    def files(self) -> list[str]:
+        """The paths of the wheel's files, but for RECORD."""
+        paths = [row[0] for row in csv.reader(self.record.splitlines()) if row]
+        return [p for p in paths if not ADDED.fullmatch(p) and (self.folder / p).is_file()]
+
+    @cached_property
+    def cxx11_abi(self) -> str:
+        found = re.search(r"_GLIBCXX_USE_CXX11_ABI=(\d)", self.cmake("Torch/TorchConfig.cmake"))
+        return found[1] if found else "1"  # releases that say nothing have the new one
+
+    @cached_property
+    def cxx_standard(self) -> str:
+        found = re.search(r"CXX_STANDARD (\d+)", self.cmake("Caffe2/public/utils.cmake"))
+        if found is None:
+            raise ForkError(f"torch {self.version}: the wheel does not say its C++ standard")
+        return found[1]
+
+    def cmake(self, file: str) -> str:
+        """One of the CMake files that the wheel brings, which say how it was compiled."""
+        path = self.folder / "torch" / "share" / "cmake" / file
+        try:
+            return path.read_text()
+        except OSError:
+            raise ForkError(f"torch {self.version}: the wheel has no {path.name}") from None
+
+
+def get(release: str, cache: Path, of_pypi: bool = False) -> Base:
+    """The base of `release` for the running Python, from `cache` (a folder) or downloaded into it.
+
+    `release` is a version of torch (`2.13.0`), the path of a wheel, or `installed`. With `of_pypi`
+    it is compared as a string: 2.13.0 is not the 2.13.0+cpu that another index may have.
+    """
+    if release == INSTALLED:
+        return _installed()
+    if release.endswith(".whl"):
+        wheel = Path(release)
+        if not wheel.is_file():
+            raise ForkError(f"{release}: no such wheel")
+    else:
+        known = [r["torch"] for r in RELEASES if r.get("graft")]
+        if release not in known:
+            raise ForkError(
+                f"torch {release}: not a release that the graft supports: {', '.join(known)}"
+            )
+        wheel = _find(release, cache) or _download(release, cache, "===" if of_pypi else "==")
+    folder = cache / wheel.stem
+    if not (folder / UNPACKED).exists():
+        with step(f"unpack {wheel.name}") as doing:
+            _unpack(wheel, folder, doing)
+    return Base(folder)
+
+
+def _installed() -> Base:
+    """The first pristine torch on the path of the running Python."""
+    for found in metadata.distributions(name="torch"):
+        if is_grafted(str(found.version)):
+            continue
+        folder = Path(found.locate_file(""))
+        what = f"torch {found.version} in {folder}"
+        if "torch/version.py," not in (found.read_text("RECORD") or ""):
+            raise ForkError(f"{what}: not installed from a wheel: no RECORD has its files")
+        base = Base(folder)
+        base.name = f"torch-{base.version}-{_tag()}-{INSTALLED}"  # +cu130 is in no dist-info's name
+        known = [r["torch"] for r in RELEASES]
+        if str(base.upstream.release) not in known:
+            raise ForkError(f"{what}: not a release that the fork knows: {', '.join(known)}")
+        return base
+    raise ForkError(f"no pristine torch is installed for {sys.executable}: name a release, BASE=")
+
+
+def rpath(library: Path) -> list[str]:
+    """Where the loader looks for what one of the wheel's libraries needs: `$ORIGIN` and others."""
+    found = re.search(rb"\$ORIGIN[^\0]*", library.read_bytes())
+    return found[0].decode().split(":") if found else []
+
+
+def _tag() -> str:
+    return f"cp{sys.version_info.major}{sys.version_info.minor}"
+
+
+def _find(release: str, cache: Path) -> Path | None:
+    found = [
+        *cache.glob(f"torch-{release}-{_tag()}-*.whl"),
+        *cache.glob(f"torch-{release}+*-{_tag()}-*.whl"),
+    ]
+    return sorted(found)[0] if found else None
+
+
+def _download(release: str, cache: Path, equals: str) -> Path:
+    partial = cache / "download"
+    shutil.rmtree(partial, ignore_errors=True)
+    with step(f"download torch {release}") as doing:
+        what = f" for this Python ({_tag()})"
+        download_wheel(release, partial, doing, what, equals=equals)
+        wheel = next(partial.glob("*.whl"))
+        doing.done = wheel.name
+    place = cache / wheel.name
+    wheel.rename(place)
+    partial.rmdir()
+    return place
+
+
+def _unpack(wheel: Path, folder: Path, doing: Step) -> None:
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        with WheelFile(wheel) as packed:  # compares every file with its hash in RECORD
+            files = packed.infolist()
+            total, done = sum(info.file_size for info in files), 0
+            for info in files:
+                packed.extract(info, partial)
+                done += info.file_size
+                doing.tell(done=done, total=total)
+                if info.external_attr >> 16 & 0o111:
+                    (partial / info.filename).chmod(0o755)
+        (partial / UNPACKED).touch()
+    except (WheelError, zipfile.BadZipFile) as e:
+        wheel.unlink()
+        raise ForkError(f"{wheel.name}: broken ({e}); removed it, so run this again") from None
+    except OSError as e:
+        raise ForkError(f"{wheel.name}: cannot be unpacked: {e}") from None
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)

@@ -1,0 +1,303 @@
+"""A base wheel and the overlay in, a wheel of torch with our operators out."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import sys
+import sysconfig
+from functools import cached_property
+from pathlib import Path
+
+from fork import paths
+from fork.bootstrap import check_machine
+from fork.console import NinjaSteps, Step, console, run, step
+from fork.errors import ForkError
+from fork.graft import cuda
+from fork.graft.base import Base, get, rpath
+from fork.graft.generate import generate
+from fork.graft.pack import pack
+from fork.overlay import NATIVE, Edit, Stack, is_source, resolve, target_of, wheel_place
+
+HERE = Path(__file__).parent
+# The graft's own edits of the wheel, in the overlay's form: what a source build has no need of.
+HOOK = HERE  # its folder torch/
+CPP = HERE / "cpp"
+PARTS = tuple(HERE / name for name in ("cpp", "include", "torch"))
+# The modules that decide what is in the wheel.
+MAKERS = (
+    *(f"graft/{name}.py" for name in ("base", "build", "codegen", "cuda", "generate", "headers")),
+    "graft/pack.py",
+    *(f"overlay/{name}.py" for name in ("edit", "stack", "upstream")),
+)
+# The folder whose sources are compiled for several sets of instructions.
+CPU_KERNELS = "aten/src/ATen/native/cpu/"
+# Upstream's libtorch.so beside ours: a name as long as that one, see `with_soname`.
+UPSTREAM_LIBRARY = "libtbase.so"
+
+
+class Graft:
+    """One commit of the stack on one base, in a build folder of its own."""
+
+    def __init__(self, stack: Stack, base: Base, number: int | None = None):
+        self.base = base
+        self.commit = stack.commits[-1] if number is None else stack.commit(number)
+        self.tree = stack.tree(self.commit.number)
+        self.root = stack.root
+        self.dir = stack.root / "build" / "graft" / base.name / self.commit.folder.name
+        # What the wheel gets: new and changed files, at their places.
+        self.stage = self.dir / "stage"
+        self.gen = self.dir / "gen"
+
+    def build(self, compress: bool = False) -> Path:
+        """The grafted wheel; made anew only if something that it is made of has changed."""
+        wheels = self.dir / ("wheel-deflated" if compress else "wheel")
+        stamp = wheels.with_suffix(".stamp")
+        made = sorted(wheels.glob("*.whl"))
+        if len(made) == 1 and stamp.exists() and stamp.read_text() == self.fingerprint:
+            return made[0]
+        stamp.unlink(missing_ok=True)
+        self.make()
+        with step("pack the wheel") as doing:
+            wheel = pack(self.base, self.stage, wheels, compress)
+            doing.done = f"{wheel.name}, {wheel.stat().st_size / 1e6:.0f} MB"
+        stamp.write_text(self.fingerprint)
+        return wheel
+
+    def make(self) -> None:
+        """Stages all that the wheel gets."""
+        self.dir.mkdir(parents=True, exist_ok=True)
+        base = f"torch {self.base.version}"
+        with step(f"overlay, commit {self.commit.folder.name}, on {base}") as doing:
+            written = self.resolve()
+            doing.done = f"{len(written)} files"
+        if NATIVE in self.tree:
+            with step("generate code"):
+                cuda_too = bool(self.cuda_sources)
+                made = generate(self.base, self.tree, self.stage, self.dir, cuda_too)
+                mirror(made, self.gen)
+            if isinstance(self.nvcc, str) and cuda.built_for(self.base):
+                console.print(f"  {self.nvcc}", markup=False)
+            with step("compile") as doing:
+                doing.done = self.compile(doing)
+            self.stage_products()
+        else:
+            console.print(f"  {self.commit.folder.name} has no native function: nothing to compile")
+
+    def check_kernels(self) -> None:
+        """Raises ForkError if those for CUDA are left out."""
+        if isinstance(self.nvcc, str):
+            raise ForkError(self.nvcc)
+
+    def make_kernels(self) -> list[cuda.Kernel]:
+        """Compiles those for CUDA anew, and the rest as it is needed; what the compiler said.
+
+        For the oldest architecture too: see `cuda.Nvcc.with_oldest`.
+        """
+        self.check_kernels()
+        self.nvcc = self.nvcc.with_oldest()
+        for made in (self.dir / "cmake").rglob("*.cu.o"):
+            made.unlink()
+        self.make()
+        return cuda.kernels((self.dir / "ninja.log").read_text())
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of everything that the wheel is made of, as it was when first asked for.
+
+        A file that changes while the graft compiles thus makes the next one compile again.
+        """
+        digest = hashlib.sha256(f"{sys.version}{self.base.record}{self.nvcc}".encode())
+        ours = [
+            self.root / "CMakeLists.txt",
+            *(f for d in PARTS for f in d.rglob("*.*")),
+            *(HERE.parent / m for m in MAKERS),
+        ]
+        files = {p.relative_to(self.root).as_posix(): p for p in ours}
+        for path, file in self.tree.items():
+            target = target_of(path) or path
+            if wheel_place(target) or is_source(target):  # not, say, a test
+                files[path] = file
+        for path, file in sorted(files.items()):
+            digest.update(f"{path}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
+        return digest.hexdigest()
+
+    @cached_property
+    def nvcc(self) -> cuda.Nvcc | str:
+        """What compiles the kernels for CUDA, or why they are left out."""
+        return cuda.find(self.base)
+
+    def resolve(self) -> list[str]:
+        """Stages every file of the wheel that the overlay changes or adds."""
+        upstream = self.base.upstream
+        written = resolve(self.tree, upstream).written
+        if NATIVE in self.tree:
+            hooks = HOOK.rglob("*.edit.*")
+            hook = resolve({h.relative_to(HOOK).as_posix(): h for h in hooks}, upstream).written
+            if both := written.keys() & hook.keys():
+                raise ForkError(f"{both.pop()}: both the overlay and the graft change this file")
+            written |= hook
+        mirror({Path(upstream.place(p)): content for p, content in written.items()}, self.stage)
+        return sorted(written)
+
+    @cached_property
+    def cuda_sources(self) -> list[Path]:
+        """The overlay's kernels for CUDA, unless this graft leaves them out."""
+        found = [f for p, f in sorted(self.tree.items()) if is_source(p) and p.endswith(".cu")]
+        return [] if isinstance(self.nvcc, str) else found
+
+    def _contexts(self) -> dict[Path, Path]:
+        """For each C++ file that the overlay edits: the source with the edit's surroundings."""
+        found = {}
+        for path, file in self.tree.items():
+            target = target_of(path)
+            if target is None or not is_source(target):
+                continue
+            if not Edit.parse(path, file.read_text()).holds(self.base.upstream):
+                continue
+            context = CPP / Path(target).name
+            if not context.is_file():
+                raise ForkError(
+                    f"{path}: the graft has no surroundings for it: fork/graft/cpp/{context.name}"
+                )
+            found[context] = file
+        return found
+
+    def configuration(self) -> str:
+        """What CMakeLists.txt includes: the sources, and how the base was compiled."""
+        whole = {
+            p: f
+            for p, f in self.tree.items()
+            if is_source(p) and target_of(p) is None and not p.endswith(".cu")
+        }
+        kernels = [f for p, f in whole.items() if p.startswith(CPU_KERNELS)]
+        op = sorted((self.gen / "op").glob("*.cpp"))
+        python = sorted((self.gen / "python").glob("*.cpp"))
+        settings = {
+            "BASE": [self.base.folder],
+            "UPSTREAM": [self.upstream_library],
+            # CUDA's own libraries are beside torch, for ours as for upstream's.
+            "RPATH": rpath(self.base.folder / "torch" / "lib" / "libtorch.so"),
+            "CXX11_ABI": [self.base.cxx11_abi],
+            "CXX_STANDARD": [self.base.cxx_standard],
+            "INCLUDES": [
+                self.stage / "torch" / "include",
+                self.gen / "include",
+                self.gen / "private",
+            ],
+            "GENERATED": [*op, *python],
+            "OP_SOURCES": [*op, *sorted({*whole.values()} - {*kernels}), CPP / "unexported.cpp"],
+            "CPU_KERNELS": sorted(kernels),
+            "CUDA_SOURCES": self.cuda_sources,
+            "CONTEXTS": [f"{context}|{edit}" for context, edit in sorted(self._contexts().items())],
+            "PYTHON_SOURCES": [*python, CPP / "module.cpp"],
+            "PYTHON_INCLUDE": [sysconfig.get_paths()["include"]],
+            "PYTHON_SUFFIX": [sysconfig.get_config_var("EXT_SUFFIX")],
+        }
+        if isinstance(self.nvcc, cuda.Nvcc) and self.cuda_sources:
+            settings["NVCC"] = [self.nvcc.path]
+            # The last one as PTX too, for what comes after it.
+            *others, last = self.nvcc.architectures
+            settings["CUDA_ARCHITECTURES"] = [*(f"{n}-real" for n in others), last]
+        lines = [f"set(GRAFT_{k} {' '.join(_quoted(v) for v in vs)})" for k, vs in settings.items()]
+        return "\n".join(lines) + "\n"
+
+    def build_sanitized(self) -> Path:
+        """libtorch.so with the sanitizers in it, to stand in for the one that `build` made."""
+        with step("compile with the sanitizers") as doing:
+            doing.done = self.compile(doing, sanitized=True)
+        return self.dir / "sanitized" / "libtorch.so"
+
+    def compile(self, doing: Step, sanitized: bool = False) -> str:
+        """CMake and Ninja; `doing` is told n of m."""
+        check_machine()
+        beside = Path(sys.executable).parent  # where pip puts its cmake and ninja
+        env = {**os.environ, "PATH": f"{beside}{os.pathsep}{os.environ['PATH']}"}
+        for tool in ("cmake", "ninja"):
+            if shutil.which(tool, path=env["PATH"]) is None:
+                raise ForkError(f"{tool} is missing: pip install -r requirements.txt")
+        self._rename_upstream_library()
+        build = self.dir / ("sanitized" if sanitized else "cmake")
+        config = self.dir / "graft.cmake"
+        text = self.configuration()
+        if not config.exists() or config.read_text() != text:
+            config.write_text(text)
+        if not (build / "build.ninja").exists():
+            shutil.rmtree(build, ignore_errors=True)
+            flags = ["-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", f"-DGRAFT_CONFIG={config}"]
+            flags.append(f"-DGRAFT_SANITIZE={sanitized:d}")
+            setup = ["cmake", "-S", self.root, "-B", build, *flags]
+            run(setup, self.dir / "cmake.log", "CMake cannot set up the build", env=env)
+        steps = NinjaSteps(doing)
+        ninja = ["cmake", "--build", build, "--target", "torch" if sanitized else "all"]
+        run(ninja, self.dir / "ninja.log", "the compiler stopped", line=steps, env=env)
+        return str(steps)
+
+    @property
+    def upstream_library(self) -> Path:
+        return self.dir / UPSTREAM_LIBRARY
+
+    def _rename_upstream_library(self) -> None:
+        """Ours is called libtorch.so, what everybody links with, and needs upstream's."""
+        old = self.base.folder / "torch" / "lib" / "libtorch.so"
+        renamed = with_soname(old.read_bytes(), old.name, UPSTREAM_LIBRARY)
+        write_changed(self.upstream_library, renamed)
+
+    def stage_products(self) -> None:
+        """Stages the libraries, the headers and the type stubs."""
+        build, torch = self.dir / "cmake", self.stage / "torch"
+        (torch / "lib").mkdir(parents=True, exist_ok=True)
+        shutil.copy2(build / "libtorch.so", torch / "lib")
+        shutil.copy2(self.upstream_library, torch / "lib")
+        shutil.copy2(next(build.glob("_C_attn*.so")), torch)
+        shutil.copytree(self.gen / "include", torch / "include", dirs_exist_ok=True)
+        for place, stub in {
+            "torch/_C/_VariableFunctions.pyi": "_VariableFunctions.pyi",
+            "torch/_VF.pyi": "_VariableFunctions.pyi",
+            "torch/return_types.pyi": "return_types.pyi",
+        }.items():
+            ours = (self.gen / "stubs" / stub).read_text()
+            file = self.stage / place
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text((self.base.folder / place).read_text().rstrip("\n") + "\n\n" + ours)
+
+
+def open_graft(release: str, commit: int | None = None, *, of_pypi: bool = False) -> Graft:
+    """Commits 1 to `commit` of this clone's stack on the base of `release`, which is fetched.
+
+    With `of_pypi` the base is PyPI's build of that release, not one for CPUs.
+    """
+    bases = paths.BASES / "cuda" if of_pypi else paths.BASES
+    return Graft(Stack(paths.ROOT), get(release, bases, of_pypi), commit)
+
+
+def with_soname(library: bytes, old: str, new: str) -> bytes:
+    """A shared library that calls itself `new`, which has as many letters as `old`.
+
+    The name is a string in the table of the dynamic section, so that nothing moves.
+    """
+    strings = [f"\0{name}\0".encode() for name in (old, new)]
+    if len(old) != len(new) or library.count(strings[0]) != 1:
+        raise ForkError(f"{old}: its name for the loader cannot be replaced by {new}")
+    return library.replace(*strings)
+
+
+def write_changed(file: Path, content: bytes) -> None:
+    """Writes what is new; otherwise the file keeps its time, by which Ninja goes."""
+    if not file.exists() or file.read_bytes() != content:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+
+
+def mirror(wanted: dict[Path, bytes], folder: Path) -> None:
+    """Makes `folder` hold just `wanted`."""
+    for old in [p for p in folder.rglob("*") if p.is_file()]:
+        if old.relative_to(folder) not in wanted:
+            old.unlink()
+    for place, content in wanted.items():
+        write_changed(folder / place, content)
+
+
+def _quoted(value: object) -> str:
+    return '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'

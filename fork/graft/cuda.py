@@ -1,0 +1,181 @@
+"""NVIDIA's compiler for a graft whose base is built for CUDA: where it is, what it says."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.table import Table
+
+from fork.console import run
+from fork.graft.base import Base
+
+# Those that the kernels are compiled for, if the compiler knows them. What is compiled for x.0 runs
+# on all x.y, and the last one's PTX on what comes after it.
+ARCHITECTURES = (80, 90, 100)
+# Registers that a kernel without a body may have, as all are for what is older: upstream is
+# compiled for that too, but none is launched there.
+EMPTY = 16
+NAMESPACE = "at::native::attn_tiles::"
+# What `ptxas -v` says of a kernel.
+ENTRY = re.compile(
+    r"Compiling entry function '(?P<symbol>\w+)' for '(?P<architecture>\w+)'"
+    r"(?:(?!Compiling entry).)*?"
+    r"(?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads"
+    r"(?:(?!Compiling entry).)*?"
+    r"Used (?P<registers>\d+) registers",
+    re.S,
+)
+COMPOSED = "on a GPU torch.attn is composed of matmul and tanh"
+
+
+@dataclass(frozen=True)
+class Nvcc:
+    """A compiler that fits the base."""
+
+    path: Path
+    release: str  # 13.0
+    architectures: tuple[int, ...]
+    oldest: int  # architecture that it knows
+
+    def with_oldest(self) -> Nvcc:
+        """The same for the oldest architecture too: what the graft leaves out, but upstream may
+        not."""
+        return replace(self, architectures=tuple(sorted({self.oldest, *self.architectures})))
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What the compiler made of a kernel for one architecture."""
+
+    name: str  # attn_rows<__nv_bfloat16, 64, true, 1>
+    architecture: str  # sm_90
+    registers: int  # of a thread
+    spilled: int  # bytes that a thread stores and loads for want of registers
+
+    @property
+    def capability(self) -> int:
+        """90 of sm_90."""
+        return int(self.architecture.removeprefix("sm_"))
+
+    @property
+    def sweep(self) -> str:
+        """The C++ type that has its sizes: `RowSweep<64, 1>`."""
+        found = re.match(r"attn_(wide_)?(\w+)s<(\w+), (\d+).*?(\d+)>$", self.name)
+        wide, lines, dtype, width, across = found.groups()
+        sizes = ([dtype] if wide else []) + [width, across]
+        return f"{'Wide' if wide else ''}{lines.capitalize()}Sweep<{', '.join(sizes)}>"
+
+
+def built_for(base: Base) -> str | None:
+    """The release of CUDA that the base is built for; None for one for CPUs, or for AMD's GPUs."""
+    found = re.search(r"^cuda\b.*= '([\d.]+)'", base.upstream.read("torch/version.py") or "", re.M)
+    return found[1] if found else None
+
+
+def find(base: Base) -> Nvcc | str:
+    """The compiler for the base's kernels, or why there is none."""
+    wanted = built_for(base)
+    if wanted is None:
+        return f"torch {base.version} is not built for CUDA"
+    if "Float32Backend" not in (base.upstream.read("aten/src/ATen/Context.h") or ""):
+        return (
+            f"torch {base.version} cannot tell the kernels whether TF32 is allowed, as later "
+            f"releases can: {COMPOSED}"
+        )
+    homes = [os.environ.get("CUDA_HOME"), f"/usr/local/cuda-{wanted}", "/usr/local/cuda"]
+    places = [os.environ.get("CUDACXX"), *(f"{home}/bin/nvcc" for home in homes if home), "nvcc"]
+    seen = []
+    for path in filter(None, (shutil.which(place) for place in places if place)):
+        release = re.search(r"release ([\d.]+)", _says(path, "--version"))
+        if release and release[1].split(".")[0] == wanted.split(".")[0]:
+            known = {int(n) for n in re.findall(r"compute_(\d+)\b", _says(path, "--list-gpu-arch"))}
+            ours = tuple(sorted(known.intersection(ARCHITECTURES)))
+            return Nvcc(Path(path), release[1], ours, min(known))
+        seen.append(f"; {path} is of {release[1] if release else 'an unknown release'}")
+    return (
+        f"torch {base.version} is built for CUDA {wanted}, for which there is no nvcc"
+        f"{''.join(dict.fromkeys(seen))} (CUDACXX= or CUDA_HOME= says where): "
+        f"{COMPOSED}"
+    )
+
+
+def kernels(log: str) -> list[Kernel]:
+    """The kernels in what the compiler said."""
+    found = list(ENTRY.finditer(log))
+    names = _says("c++filt", *(entry["symbol"] for entry in found)).splitlines()
+    return [
+        Kernel(
+            # void NAMESPACEname<arguments>(parameters)
+            name.replace(NAMESPACE, "").removeprefix("void ").partition(">(")[0] + ">",
+            entry["architecture"],
+            int(entry["registers"]),
+            int(entry["stores"]) + int(entry["loads"]),
+        )
+        for entry, name in zip(found, names, strict=True)
+    ]
+
+
+def shared_memory(nvcc: Nvcc, sweeps: list[str], sources: Path, folder: Path) -> list[int]:
+    """The bytes that a block of each of `sweeps` asks for, of the kernels in `sources`."""
+    headers = (f"#include <ATen/native/cuda/AttnWide{lines}.cuh>" for lines in ("Columns", "Rows"))
+    sizes = (
+        f'extern "C" __device__ const int size_{i} = at::native::attn_tiles::{sweep}::shared;'
+        for i, sweep in enumerate(sweeps)
+    )
+    program = folder / "shared.cu"
+    program.write_text("\n".join((*headers, *sizes, "")))
+    ptx = program.with_suffix(".ptx")  # there they are written out
+    command = [nvcc.path, "-std=c++20", "-ptx", "-I", sources, program, "-o", ptx]
+    run(command, folder / "shared.log", "the sizes of the kernels' tiles do not compile")
+    found = dict(re.findall(r"size_(\d+) = (\d+);", ptx.read_text()))
+    return [int(found[str(i)]) for i in range(len(sweeps))]
+
+
+def table(found: list[Kernel], shared: dict[str, int]) -> Table:
+    """A line per kernel; `shared` has the bytes that a block of its sweep asks for."""
+    made = Table(box=None, pad_edge=False)
+    made.add_column("kernel: registers, bytes spilled", no_wrap=True)
+    made.add_column("shared KiB", justify="right")
+    # The compiler takes them side by side: the log has them in any order.
+    architectures = [f"sm_{n}" for n in sorted({k.capability for k in found})]
+    for architecture in architectures:
+        made.add_column(architecture, justify="right")
+    cells = {(k.name, k.architecture): f"{k.registers}, {k.spilled}" for k in found}
+    for name, sweep in sorted({(kernel.name, kernel.sweep) for kernel in found}):
+        row = (cells.get((name, architecture), "-") for architecture in architectures)
+        made.add_row(name, f"{shared[sweep] / 1024:.1f}", *row)
+    return made
+
+
+def problems(found: list[Kernel], architectures: Iterable[int]) -> list[str]:
+    """What a kernel must not have, or lack."""
+    wanted = {f"sm_{n}" for n in architectures}
+    by_name: dict[str, set[str]] = {}
+    for kernel in found:
+        by_name.setdefault(kernel.name, set()).add(kernel.architecture)
+    lacking = [
+        f"{name}: not compiled for {', '.join(sorted(wanted - have))}"
+        for name, have in by_name.items()
+        if wanted - have
+    ]
+    spilling = [
+        f"{kernel.name}: spills {kernel.spilled} bytes on {kernel.architecture}"
+        for kernel in found
+        if kernel.spilled
+    ]
+    needless = [
+        f"{kernel.name}: has a body on {kernel.architecture}, where it is not launched"
+        for kernel in found
+        if kernel.capability < ARCHITECTURES[0] and kernel.registers > EMPTY
+    ]
+    return ([] if found else ["no kernel was compiled"]) + lacking + spilling + needless
+
+
+def _says(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout

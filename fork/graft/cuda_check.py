@@ -1,0 +1,27 @@
+"""The kernels for CUDA compiled and linked without a GPU, for each architecture."""
+
+from __future__ import annotations
+
+from fork import paths
+from fork.console import console, print_wide
+from fork.graft import cuda
+from fork.graft.build import open_graft
+from fork.overlay import default_release
+
+
+def cuda_check() -> list[str]:
+    """What a kernel must not have, or lacks, on PyPI's default release; prints a line per kernel.
+
+    A kernel that spills registers is a problem; a symbol that no library has is an error.
+    """
+    with paths.alone():
+        graft = open_graft(default_release(), of_pypi=True)
+        found = graft.make_kernels()
+        sweeps = sorted({kernel.sweep for kernel in found})
+        sizes = cuda.shared_memory(graft.nvcc, sweeps, paths.ROOT / "aten/src", graft.dir)
+    print_wide(cuda.table(found, dict(zip(sweeps, sizes, strict=True))))
+    if problems := cuda.problems(found, graft.nvcc.architectures):
+        return problems
+    names = {kernel.name for kernel in found}
+    console.print(f"{len(names)} kernels for {len(graft.nvcc.architectures)} architectures: linked")
+    return []

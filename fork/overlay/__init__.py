@@ -1,0 +1,53 @@
+"""The overlay and its stack: files and anchored edits, resolved against a release of PyTorch."""
+
+from fork.overlay.check import check
+from fork.overlay.edit import MARK, Edit, blank_lines, is_edit, is_source, resolve, target_of
+from fork.overlay.releases import (
+    RELEASES,
+    default_release,
+    download_wheel,
+    suites_release,
+)
+from fork.overlay.stack import (
+    BUILT,
+    DERIVATIVES,
+    NATIVE,
+    SECTIONS,
+    TRAILER,
+    Commit,
+    Stack,
+    files_under,
+)
+from fork.overlay.tree import apply, copy_pristine, make_tree, write
+from fork.overlay.upstream import UNPACKED, Upstream, is_grafted, wheel_place
+
+__all__ = [
+    "BUILT",
+    "DERIVATIVES",
+    "MARK",
+    "NATIVE",
+    "RELEASES",
+    "SECTIONS",
+    "TRAILER",
+    "UNPACKED",
+    "Commit",
+    "Edit",
+    "Stack",
+    "Upstream",
+    "apply",
+    "blank_lines",
+    "check",
+    "copy_pristine",
+    "default_release",
+    "download_wheel",
+    "files_under",
+    "is_edit",
+    "is_grafted",
+    "is_source",
+    "make_tree",
+    "resolve",
+    "suites_release",
+    "target_of",
+    "wheel_place",
+    "write",
+]

@@ -1,0 +1,59 @@
+"""Whether the stack keeps its rules, and fits every PyTorch that is at hand."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+
+from fork import paths
+from fork.console import console
+from fork.errors import ForkError
+from fork.overlay.edit import resolve
+from fork.overlay.releases import fetch_anchors
+from fork.overlay.stack import Stack
+from fork.overlay.upstream import UNPACKED, Upstream
+
+
+def at_hand() -> list[Upstream]:
+    """Every pristine PyTorch: wheels and source trees below build/, the installed torch."""
+    places = [p.parent for p in sorted(paths.BASES.glob(f"*/{UNPACKED}"))]
+    unpacked = {p.name for p in places}
+    places += [p for p in sorted(paths.BASES.glob("*.whl")) if p.stem not in unpacked]
+    places += sorted(paths.ANCHORS.glob("*.whl"))
+    places += [p.parent for p in sorted(paths.SOURCES.glob("*/version.txt"))]
+    installed = (p for p in map(Path, sys.path) if (p / "torch" / "version.py").is_file())
+    places += islice((p for p in installed if not _is_ours(p)), 1)
+    return sorted(map(Upstream, places), key=lambda u: u.release)
+
+
+def _is_ours(site: Path) -> bool:
+    return "attn" in (site / "torch" / "version.py").read_text()
+
+
+def check(stack: Stack, *, fetch: bool = False, others: Iterable[Path] = ()) -> list[str]:
+    """What is wrong with the stack: its rules, and each commit's anchors in each PyTorch at hand.
+
+    With `fetch` a small wheel of every supported release is downloaded first; `others` are further
+    PyTorches. Prints a line for each. A stack that breaks the rules is not resolved.
+    """
+    if problems := stack.problems():
+        return problems  # a tree with files missing cannot be
+    console.print(f"{len(stack.commits)} commits, {len(stack.tree())} files: sound")
+    if fetch:
+        fetch_anchors(paths.ANCHORS)
+    upstreams = [*at_hand(), *map(Upstream, others)]
+    for upstream in upstreams:
+        found: dict[str, str] = {}  # what does not fit -> the first commit that has it
+        for commit in stack.commits:
+            try:
+                resolve(stack.tree(commit.number), upstream)
+            except ForkError as e:
+                found.setdefault(str(e), str(commit))
+        fits = "does not fit" if found else "all anchors match"
+        console.print(f"{upstream}: {fits}", markup=False)
+        problems += [f"{commit}: {what}" for what, commit in found.items()]
+    if not upstreams:
+        console.print("no PyTorch at hand to resolve against: name one with --upstream")
+    return problems

@@ -1,0 +1,234 @@
+"""The stack: the overlay as an ordered series of commits, each one a folder `stack/NN-name/`."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Set
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from fork.errors import ForkError
+from fork.overlay.edit import is_edit
+
+# Root folders that are ours, not PyTorch's; all other folders belong to the overlay.
+BUILT = {"build", "dist", "test-reports"}  # by some run; git ignores them
+OURS = {"course", "extension", "fork", "site", "stack", *BUILT}
+# The edits of the two files that PyTorch's code generator reads.
+NATIVE = "aten/src/ATen/native/native_functions.edit.yaml"
+DERIVATIVES = "tools/autograd/derivatives.edit.yaml"
+FOLDER = re.compile(r"^(\d\d)-[a-z0-9]+(?:-[a-z0-9]+)*$")
+SECTIONS = ("Why", "Review order", "Test plan")
+# In a real commit, the line that names its folder here, whatever becomes of its title.
+TRAILER = "Stack-commit"
+PATCH_BEGINS = re.compile(r"^(---|diff -|Index: ).*", re.M)
+# What a suite that does not pass is called in PyTorch's tests; skipIf/skipUnless is not a debt.
+DEBT = re.compile(r"\bunittest\.(expectedFailure|skip)\b|\b(xfail|skip)\(")
+LITTER = re.compile(r"__pycache__|\..*|.*\.egg-info|.*\.pyc")
+
+
+def files_under(folder: Path, skip: Set[str] = frozenset()) -> list[str]:
+    """The files below `folder`, as sorted relative paths, without caches and hidden ones.
+
+    The folders named in `skip`, right below `folder`, are left out.
+    """
+    found = []
+    for base, folders, names in os.walk(folder):
+        here = Path(base).relative_to(folder)
+        out = skip if here == Path() else frozenset()
+        folders[:] = [f for f in folders if f not in out and not LITTER.fullmatch(f)]
+        found += [(here / name).as_posix() for name in names if not LITTER.fullmatch(name)]
+    return sorted(found)
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One commit of the series: what `stack/NN-name/commit.md` says."""
+
+    number: int
+    folder: Path
+    title: str
+    body: str
+    files: tuple[str, ...]
+    removes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.folder.parent.name}/{self.folder.name}"
+
+    @classmethod
+    def load(cls, folder: Path) -> Commit:
+        named = FOLDER.match(folder.name)
+        if not named:
+            raise ForkError(f"{folder}: a commit's folder is called NN-name")
+        message = folder / "commit.md"
+        try:
+            text = message.read_text()
+        except OSError:
+            raise ForkError(f"{folder}: has no commit.md") from None
+        parts = re.match(r"---\n(.*?)---\n+# (.+?)\n+(.*)", text, re.S)
+        if not parts:
+            raise ForkError(
+                f"{message}: wants front matter between '---', then '# title', then text"
+            )
+        try:
+            front = yaml.safe_load(parts[1]) or {}
+        except yaml.YAMLError as e:
+            raise ForkError(f"{message}: front matter: {' '.join(str(e).split())}") from None
+        if not isinstance(front, dict) or set(front) - {"files", "removes"}:
+            raise ForkError(f"{message}: front matter has the keys 'files' and 'removes', no other")
+        lists = {}
+        for key in ("files", "removes"):
+            value = front.get(key) or []
+            if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+                raise ForkError(f"{message}: '{key}' is a list of paths")
+            if value != sorted(set(value)):
+                raise ForkError(f"{message}: '{key}' is sorted, and names each path once")
+            lists[key] = tuple(value)
+        return cls(int(named[1]), folder, parts[2].strip(), parts[3], **lists)
+
+    def text(self) -> str:
+        """What commit.md says; `load` reads it."""
+        front = "".join(
+            f"{key}:\n" + "".join(f"  - {path}\n" for path in paths)
+            for key, paths in (("files", self.files), ("removes", self.removes))
+            if paths
+        )
+        return f"---\n{front}---\n# {self.title}\n\n{self.body}"
+
+    def subject(self, of: int) -> str:
+        return f"[attn {self.number}/{of}] {self.title}"
+
+    def message(self, of: int) -> str:
+        """What the real commit says, as number so and so of `of`; `absorb` reads it."""
+        why, *others = (self.section(title) for title in SECTIONS)
+        parts = [self.subject(of), why]
+        parts += [f"{t}:\n\n{text}" for t, text in zip(SECTIONS[1:], others, strict=True)]
+        return "\n\n".join([*parts, f"{TRAILER}: {self.folder.name}"]) + "\n"
+
+    def section(self, title: str) -> str:
+        found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", self.body, re.S | re.M)
+        return found[1].rstrip().lstrip("\n") if found else ""
+
+
+class Stack:
+    """The series of the repository at `root`."""
+
+    def __init__(self, root: Path):
+        self.root = root
+        folder = root / "stack"
+        if not folder.is_dir():
+            raise ForkError(f"{root}: has no stack/ folder; is it a clone of this repository?")
+        self.commits = [Commit.load(f) for f in sorted(folder.iterdir()) if f.is_dir()]
+        numbers = [c.number for c in self.commits]
+        if not numbers or numbers != list(range(1, len(numbers) + 1)):
+            raise ForkError(
+                f"stack/: commits are numbered 01, 02, ... without a gap, not {numbers}"
+            )
+
+    def commit(self, number: int) -> Commit:
+        if not 1 <= number <= len(self.commits):
+            raise ForkError(f"commit {number}: the stack has commits 1 to {len(self.commits)}")
+        return self.commits[number - 1]
+
+    def file(self, commit: Commit, path: str) -> Path:
+        """The version of `path` that `commit` has: its own, or the last one, at the root."""
+        own = commit.folder / path
+        return own if own.is_file() else self.root / path
+
+    def tree(self, number: int | None = None) -> dict[str, Path]:
+        """Overlay path -> file, after commits 1 to `number` (default: the tip)."""
+        return self._tree(len(self.commits) if number is None else self.commit(number).number)
+
+    def _tree(self, number: int) -> dict[str, Path]:
+        """`tree`, but 0 stands for what is there before the first commit: nothing."""
+        tree: dict[str, Path] = {}
+        for commit in self.commits[:number]:
+            for path in commit.removes:
+                tree.pop(path, None)
+            for path in commit.files:
+                tree[path] = self.file(commit, path)
+        return tree
+
+    def overlay_files(self) -> list[str]:
+        """Every overlay file at the root: all in PyTorch's folders, and edits beside them."""
+        found = [
+            f"{folder.name}/{path}"
+            for folder in self.root.iterdir()
+            if folder.is_dir() and folder.name not in OURS and not LITTER.fullmatch(folder.name)
+            for path in files_under(folder)
+        ]
+        found += [f.name for f in self.root.iterdir() if f.is_file() and is_edit(f.name)]
+        return sorted(found)
+
+    def problems(self) -> list[str]:
+        """What breaks the rules of the series; empty for a sound stack."""
+        found: list[str] = []
+        last: dict[str, Commit] = {}
+        for commit in self.commits:
+            for path in commit.files:
+                last[path] = commit
+            for path in commit.removes:
+                last.pop(path, None)
+        for commit in self.commits:
+            found += self._problems_of(commit, self._tree(commit.number - 1), last)
+        for path in self.overlay_files():
+            if path not in last:
+                found.append(f"{path}: no commit of the stack claims this file")
+        return found
+
+    def _problems_of(self, commit: Commit, before: dict[str, Path], last: dict) -> list[str]:
+        found = []
+        own = set(files_under(commit.folder)) - {"commit.md"}
+        for path in sorted(own - set(commit.files)):
+            found.append(f"{commit}/{path}: not among the files of its commit.md")
+        for path in commit.files:
+            if path not in own and last.get(path) is not commit:
+                found.append(f"{commit}: {path}: a later commit changes it; put this version here")
+            elif path in own and last.get(path) is commit:
+                found.append(f"{commit}/{path}: no later commit changes it; its place is {path}")
+            elif not self.file(commit, path).is_file():
+                found.append(f"{commit}: {path}: no such file")
+            elif (
+                path in before and before[path].read_bytes() == self.file(commit, path).read_bytes()
+            ):
+                found.append(f"{commit}: {path}: the same as before this commit")
+        for path in commit.removes:
+            if path not in before:
+                found.append(f"{commit}: removes {path}, which no commit before it has")
+            if path in commit.files:
+                found.append(f"{commit}: both removes and has {path}")
+        if not commit.files and not commit.removes:
+            found.append(f"{commit}: changes nothing")
+        if len(commit.title) > 72:
+            found.append(f"{commit}: the title is longer than 72 characters")
+        for title in SECTIONS:
+            if not commit.section(title):
+                found.append(f"{commit}: commit.md has no '## {title}', or an empty one")
+        if re.findall(r"^## (.*)", commit.body, re.M) != list(SECTIONS):
+            found.append(f"{commit}: commit.md has the sections {', '.join(SECTIONS)}, no other")
+        if cut := PATCH_BEGINS.search(commit.body):
+            found.append(f"{commit}: commit.md: git am takes '{cut[0]}' for the patch's beginning")
+        return found
+
+    def lines_added(self, commit: Commit) -> int:
+        """Lines that the commit adds to the overlay, those of its edits' marks aside."""
+        before = self._tree(commit.number - 1)
+        added = 0
+        for path in commit.files:
+            new = Counter(self.file(commit, path).read_text().splitlines())
+            old = Counter(before[path].read_text().splitlines()) if path in before else Counter()
+            added += sum(n for line, n in (new - old).items() if "@@ " not in line)
+        return added
+
+    def debts(self, number: int) -> Counter:
+        """The xfails and skips of the overlay after commit `number`, as (path, line) -> count."""
+        found: Counter = Counter()
+        for path, file in self._tree(number).items():
+            if path.startswith(("test/", "torch/testing/")):
+                lines = file.read_text().splitlines()
+                ours = (line for line in lines if "@@ " not in line)  # an anchor is upstream's
+                found.update((path, line.strip()) for line in ours if DEBT.search(line))
+        return found

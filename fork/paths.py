@@ -1,0 +1,32 @@
+"""Where everything is in a clone, and the lock for what two runs must not write at once."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fork import bootstrap
+from fork.console import console
+
+ROOT = Path(bootstrap.ROOT)
+VENV = Path(bootstrap.VENV)  # with the torch that `make attn` installs
+BUILD = ROOT / "build"  # all else that is made or downloaded
+BASES = BUILD / "bases"  # the wheels that are grafted onto
+ANCHORS = BUILD / "anchors"  # small wheels, to resolve anchors against
+SOURCES = BUILD / "source"  # PyTorch's own
+
+
+@contextmanager
+def alone(*within: str) -> Iterator[None]:
+    """Holds the lock of build/ or of a folder in it: the second of two runs waits for the first."""
+    folder = BUILD.joinpath(*within)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            console.print("  waiting for another run in this clone")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,289 @@
+"""What was changed in a branch's commits, taken back into the overlay."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from fork.errors import ForkError
+from fork.overlay import (
+    MARK,
+    SECTIONS,
+    TRAILER,
+    Commit,
+    Edit,
+    Stack,
+    blank_lines,
+    files_under,
+    resolve,
+    target_of,
+    write,
+)
+from fork.series.branch import Found, refuse_unfinished, series_of
+from fork.series.git import Git, Revision
+
+# How a file's comments begin, and end, for the marks of an edit that is new.
+COMMENTS = {
+    **dict.fromkeys((".py", ".pyi", ".yaml", ".yml", ".bzl", ".txt", ".toml", ".in"), ("# ", "")),
+    **dict.fromkeys((".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".mm"), ("// ", "")),
+    ".rst": (".. ", ""),
+    ".md": ("<!-- ", " -->"),
+}
+
+Texts = dict[str, str]  # path -> text
+
+
+def absorb(stack: Stack, tree: Path) -> list[str]:
+    """Makes the overlay say what the stack's commits in the checkout `tree` say.
+
+    Files, edits of upstream's files and messages. Returns the paths that were written or removed.
+    Before anything is written, the new overlay is resolved again, and must give the branch's trees.
+    """
+    git = Git(tree)
+    base, series = series_of(git, "HEAD")
+    _check(stack, git, series)
+    upstream = Revision(git, base)
+    before: Texts = {}
+    commits, overlays, wanted = [], [], []
+    for commit, found in zip(stack.commits, series, strict=True):
+        wanted.append(_changed(git, upstream, found))
+        after = _overlay(stack, commit, upstream, wanted[-1])
+        title, body = parse_message(found)
+        commits.append(
+            replace(
+                commit,
+                title=title,
+                body=body,
+                files=tuple(sorted(p for p in after if after[p] != before.get(p))),
+                removes=tuple(sorted(set(before) - set(after))),
+            )
+        )
+        overlays.append(after)
+        before = after
+    with tempfile.TemporaryDirectory() as scratch:
+        _lay_out(commits, overlays, Path(scratch))
+        made = Stack(Path(scratch))
+        if problems := made.problems():
+            raise ForkError(f"{tree}: {problems[0]}")
+        for commit, files in zip(made.commits, wanted, strict=True):
+            written = resolve(made.tree(commit.number), upstream).written
+            different = [p for p in sorted({*written, *files}) if written.get(p) != files.get(p)]
+            if different:
+                raise ForkError(
+                    f"{tree}: {commit}: the overlay cannot say what becomes of {different[0]}"
+                )
+        return _take_over(Path(scratch), stack)
+
+
+def _check(stack: Stack, git: Git, series: list[Found]) -> None:
+    refuse_unfinished(git)
+    folders = [found.folder for found in series]
+    wanted = [commit.folder.name for commit in stack.commits]
+    if folders == wanted:
+        return
+    if not folders:
+        raise ForkError(f"{git.folder}: no commits of the stack: make them with `commits` first")
+    if odd := [f for f in folders if f not in wanted or folders.count(f) > 1]:
+        raise ForkError(f"{git.folder}: the stack has no commit {odd[0]}, or the branch has two")
+    if missing := [f for f in wanted if f not in folders]:
+        raise ForkError(f"{git.folder}: the branch has no commit {missing[0]}")
+    raise ForkError(f"{git.folder}: the branch has the stack's commits in another order")
+
+
+def _changed(git: Git, upstream: Revision, found: Found) -> dict[str, bytes]:
+    """Path -> content of what differs from upstream after a commit."""
+    blobs = git.blobs(found.hash)
+    if gone := sorted(set(upstream.blobs) - set(blobs)):
+        raise ForkError(f"{git.folder}: {found} removes {gone[0]}; the overlay only adds lines")
+    return {
+        path: git.blob(blob[1])
+        for path, blob in blobs.items()
+        if blob[1] != upstream.blobs.get(path, ("", ""))[1]
+    }
+
+
+def _overlay(stack: Stack, commit: Commit, upstream: Revision, wanted: dict[str, bytes]) -> Texts:
+    """The overlay after `commit`, changed such that it gives the files `wanted`."""
+    tree = stack.tree(commit.number)
+    overlay = {path: file.read_text() for path, file in tree.items()}
+    given = resolve(tree, upstream).written
+    for path in sorted({*wanted, *given}):
+        if wanted.get(path) == given.get(path):
+            continue
+        text = None
+        if path in wanted:
+            try:
+                text = wanted[path].decode()
+            except UnicodeDecodeError:
+                raise ForkError(
+                    f"{upstream.root}: {path}: the overlay is text, not bytes"
+                ) from None
+        old = upstream.read(path)
+        place, new = path, text
+        if old is not None:
+            place = edit_of(path)
+            new = edit_again(
+                place, overlay.get(place, ""), old, old if text is None else text, upstream
+            )
+        if new is None or (old is not None and not new):
+            overlay.pop(place, None)
+        else:
+            overlay[place] = new
+    return overlay
+
+
+def edit_of(path: str) -> str:
+    """The edit file of upstream's `path`."""
+    file = Path(path)
+    edit = file.with_name(f"{file.stem}.edit{file.suffix}").as_posix()
+    if target_of(edit) != path:
+        raise ForkError(f"{path}: its name has no ending, so it cannot have an edit file")
+    return edit
+
+
+def edit_again(path: str, text: str, old: str, new: str, upstream: Revision) -> str:
+    """The edit file `path`, which says `text`, changed such that it makes `new` of `old`.
+
+    Blocks that don't hold for `upstream` stay as they are. Empty if nothing is left.
+    """
+    lines, goal = old.splitlines(), new.splitlines()
+    edit = Edit.parse(path, text) if text else None
+    places = edit.places(lines, upstream) if edit and edit.holds(upstream) else []
+    added = _between([start for _, start, _ in places], lines, goal)
+    if added is None:
+        added = _insertions(path, lines, goal)
+    out = text.splitlines()
+    blocks = {start: (block, blanks) for block, start, blanks in places}
+    # From the end, so that line numbers of blocks stay right.
+    for start, (block, blanks) in sorted(blocks.items(), key=lambda b: -b[1][0].line):
+        first = block.line + len(block.only)
+        last = first + len(block.lines)
+        now = added.get(start, [])
+        now = now[: len(now) - min(blanks, blank_lines(now))]
+        if now:
+            out[first:last] = now
+        else:
+            while last < len(out) and not out[last].strip():
+                last += 1
+            del out[block.line - 1 : last]
+    for start in sorted(set(added) - set(blocks)):
+        if out and out[-1].strip():
+            out.append("")
+        out += _new_block(path, text, start, lines, added[start])
+    return "\n".join(out).strip("\n") + "\n" if any(line.strip() for line in out) else ""
+
+
+def _between(starts: list[int], lines: list[str], goal: list[str]) -> dict[int, list[str]] | None:
+    """What `goal` has at each of `starts`, if it is `lines` but for that; else None."""
+    starts = sorted(starts)
+    at = starts[0] if starts else 0
+    if not starts or goal[:at] != lines[:at]:
+        return None
+    found: dict[int, list[str]] = {}
+    for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
+        kept = lines[start:end]
+        tries = range(at, len(goal) - len(kept) + 1)
+        if end == len(lines):
+            tries = tries[-1:]
+        here = next((i for i in tries if goal[i : i + len(kept)] == kept), None)
+        if here is None:
+            return None
+        found[start] = goal[at:here]
+        at = here + len(kept)
+    return found if at == len(goal) else None
+
+
+def _insertions(path: str, lines: list[str], goal: list[str]) -> dict[int, list[str]]:
+    """Before which of `lines` `goal` has more, and what."""
+    with tempfile.TemporaryDirectory() as scratch:
+        git = Git(Path(scratch), settings=False)
+        git("init", "--quiet", "--bare")
+        blobs = [
+            git("hash-object", "-w", "--stdin", stdin=("\n".join(side) + "\n").encode())
+            for side in (lines, goal)
+        ]
+        diff = git("diff", "--unified=0", "--no-color", *blobs)
+    found = {}
+    for hunk in re.finditer(r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@", diff, re.M):
+        start, gone, begin, count = (int(n) if n else 1 for n in hunk.groups())
+        if gone:
+            raise ForkError(
+                f"{target_of(path)}: upstream's line {start} ({lines[start - 1].strip()!r}) was "
+                "changed; the overlay only adds lines"
+            )
+        found[start] = goal[begin - 1 : begin - 1 + count]
+    return found
+
+
+def _new_block(path: str, text: str, start: int, lines: list[str], added: list[str]) -> list[str]:
+    mark = next((m for line in text.splitlines() if (m := MARK.match(line))), None)
+    if mark:
+        opens = mark[0][: mark.start("word")].rpartition("@@")[0]
+        closes = mark[0][mark.end("rest") :]
+    elif Path(path).suffix in COMMENTS:
+        opens, closes = COMMENTS[Path(path).suffix]
+    else:
+        raise ForkError(f"{path}: no comments are known for this kind of file: write it by hand")
+
+    def anchors(at: int) -> bool:
+        anchor = lines[at].strip() if 0 <= at < len(lines) else ""
+        hits = sum(line.lstrip().startswith(anchor) for line in lines)
+        return bool(anchor) and " || " not in anchor and hits == 1
+
+    if anchors(start - 1):
+        return [f"{opens}@@ after: {lines[start - 1].strip()}{closes}", *added]
+    if anchors(start):
+        added = added[: len(added) - min(blank_lines(lines[:start]), blank_lines(added))]
+        return [f"{opens}@@ before: {lines[start].strip()}{closes}", *added]
+    raise ForkError(
+        f"{target_of(path)}:{start + 1}: lines were added here, where neither neighbour is unique "
+        f"in the file: write a block in {path} by hand"
+    )
+
+
+def parse_message(found: Found) -> tuple[str, str]:
+    """The title and the body of commit.md that a real commit's message stands for."""
+    title, _, rest = found.message.partition("\n")
+    text = re.split(rf"^{TRAILER}: ", rest, flags=re.M)[0].strip("\n")
+    parts = re.split(rf"^(?:{'|'.join(map(re.escape, SECTIONS[1:]))}):$", text, flags=re.M)
+    if len(parts) != len(SECTIONS):
+        words = " and ".join(f"'{title}:'" for title in SECTIONS[1:])
+        raise ForkError(f"{found}: its message wants {words}, each on a line of its own, once")
+    sections = [
+        f"## {t}\n\n{part.rstrip().lstrip(chr(10))}"
+        for t, part in zip(SECTIONS, parts, strict=True)
+    ]
+    return re.sub(r"^\[attn [\d/]+\] ", "", title), "\n\n".join(sections) + "\n"
+
+
+def _lay_out(commits: list[Commit], overlays: list[Texts], root: Path) -> None:
+    """Writes stack and overlay below `root`, each version of a file where it belongs."""
+    files: Texts = {}
+    last = {path: commit for commit in commits for path in commit.files if path in overlays[-1]}
+    for commit, overlay in zip(commits, overlays, strict=True):
+        folder = f"stack/{commit.folder.name}"
+        files[f"{folder}/commit.md"] = commit.text()
+        for path in commit.files:
+            files[path if last.get(path) is commit else f"{folder}/{path}"] = overlay[path]
+    for path, text in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+
+
+def _take_over(made: Path, stack: Stack) -> list[str]:
+    """Makes the repository of `stack` have the overlay below `made`, and no other."""
+    new = {path: (made / path).read_bytes() for path in files_under(made)}
+    have = {*stack.overlay_files(), *(f"stack/{p}" for p in files_under(stack.root / "stack"))}
+    keep = {"stack/README.md"}
+    gone = sorted(have - set(new) - keep)
+    changed = {
+        path: content
+        for path, content in new.items()
+        if path not in have or (stack.root / path).read_bytes() != content
+    }
+    write(changed, stack.root)
+    for path in gone:
+        (stack.root / path).unlink()
+    return sorted([*changed, *gone])

@@ -1,0 +1,35 @@
+"""The form of all files of this clone: ruff, clang-format, yamllint."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from fork.overlay import BUILT, files_under, is_edit
+
+# PyTorch's width is theirs.
+UPSTREAMS = ("benchmarks/", "functorch/", "stack/", "test/", "tools/", "torch/")
+CPP = (".cpp", ".cu", ".cuh", ".h", ".hpp")
+
+
+def lint(root: Path, fix: bool) -> bool:
+    """Whether all is in form; with `fix` what can be mended is mended."""
+    tools = Path(sys.executable).parent
+    ruff, clang_format, yamllint = (tools / t for t in ("ruff", "clang-format", "yamllint"))
+    ours = files_under(root, skip=BUILT)
+    # Edits are fragments of upstream's files, and keep their indentation there.
+    whole = [f for f in ours if not is_edit(f)]
+    python = [f for f in whole if f.endswith(".py")]
+    upstreams = [f for f in python if f.startswith(UPSTREAMS)]
+    cpp = [f for f in whole if f.endswith(CPP)]
+    dry = [] if fix else ["--check"]
+    commands = (
+        [ruff, "check", *(["--fix"] if fix else []), *python],
+        [ruff, "format", *dry, *sorted({*python} - {*upstreams})],
+        [ruff, "format", *dry, "--line-length", "88", *upstreams],
+        [clang_format, *(["-i"] if fix else ["--dry-run", "--Werror"]), *cpp],
+        [yamllint, "--strict", *(f for f in ours if f.endswith(".yaml"))],
+    )
+    failed = [c for c in commands if subprocess.run(c, cwd=root).returncode]
+    return not failed

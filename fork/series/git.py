@@ -1,0 +1,84 @@
+"""Git: commands in a checkout, and one of its commits as a pristine PyTorch to read from."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from fork.errors import ForkError, cause
+from fork.overlay import Upstream
+
+
+class Git:
+    """Runs git in the checkout (or bare repository) `folder`, with the user's settings or none."""
+
+    def __init__(self, folder: Path, settings: bool = True):
+        self.folder = folder
+        none = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+        self._variables = {} if settings else none
+        self._blobs: dict[str, bytes] = {}
+
+    def bytes(self, *args: str, stdin: bytes = b"") -> bytes:
+        """What the command prints; ForkError with git's own reason if it fails."""
+        # Of a hook or of a rebase that runs us: they would name another repository, or index.
+        env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")} | self._variables
+        command = ["git", "-C", str(self.folder), *args]
+        try:
+            done = subprocess.run(command, input=stdin, capture_output=True, env=env)
+        except FileNotFoundError:
+            raise ForkError("git: not found: install the package git") from None
+        if done.returncode:
+            why = cause(done.stderr.decode(errors="replace")) or f"exit {done.returncode}"
+            raise ForkError(f"{self.folder}: git {args[0]}: {why}")
+        return done.stdout
+
+    def __call__(self, *args: str, stdin: bytes = b"") -> str:
+        return self.bytes(*args, stdin=stdin).decode(errors="replace").strip()
+
+    def commit(self, name: str) -> str | None:
+        """The hash of the commit that `name` stands for; None if there is none."""
+        try:
+            return self("rev-parse", "--quiet", "--verify", f"{name}^{{commit}}")
+        except ForkError:
+            return None
+
+    def blob(self, name: str) -> bytes:
+        if name not in self._blobs:
+            self._blobs[name] = self.bytes("cat-file", "blob", name)
+        return self._blobs[name]
+
+    def blobs(self, commit: str) -> dict[str, tuple[str, str]]:
+        """Path -> (mode, hash) of every file of the commit; submodules aside."""
+        entries = self.bytes("ls-tree", "-r", "-z", commit).decode(errors="surrogateescape")
+        found = {}
+        for entry in entries.split("\0")[:-1]:
+            about, _, path = entry.partition("\t")
+            mode, kind, blob = about.split()
+            if kind == "blob":
+                found[path] = mode, blob
+        return found
+
+
+class Revision(Upstream):
+    """A commit of a checkout, as a pristine source tree."""
+
+    def __init__(self, git: Git, commit: str):
+        self.git = git
+        self.commit = commit
+        self.root = git.folder
+        self.kind = "source"
+        self.blobs = git.blobs(commit)
+        if not {"version.txt", "aten/src/ATen/native/native_functions.yaml"} <= set(self.blobs):
+            raise ForkError(f"{self.root}: not PyTorch: commit {commit[:12]} has no aten/")
+
+    def __str__(self) -> str:
+        return f"torch {self.version} (commit {self.commit[:12]} of {self.root.name})"
+
+    def _read_packed(self, packed: str) -> str | None:
+        if packed not in self.blobs:
+            return None
+        return self.git.blob(self.blobs[packed][1]).decode()
+
+    def mode(self, path: str) -> str:
+        return self.blobs[path][0]

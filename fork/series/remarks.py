@@ -1,0 +1,55 @@
+"""What upstream's linters and its Sphinx say of the stack's commits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from fork import paths
+from fork.bootstrap import make_venv
+from fork.console import console, step
+from fork.overlay import Stack, Upstream, copy_pristine
+from fork.series import documentation, linters
+from fork.series.branch import commits
+from fork.series.git import Git
+from fork.series.linters import LEFT_OUT, Lint, added_lines
+
+
+def review(stack: Stack, tree: Path | None, branch: str, pristine: Callable[[], Path]) -> bool:
+    """Whether they have no remark on what each commit adds, nor on the pages of the tip.
+
+    The commits are made in the checkout `tree`; by default in a copy of the source that `pristine`
+    gives. Prints each remark.
+    """
+    folder, venv = paths.BUILD / "review", paths.BUILD / "venv-review"
+    tree = tree or folder / "pytorch"
+    with paths.alone(folder.name):
+        if not tree.exists():
+            copy_pristine(Upstream(pristine()), tree)
+        base, made = commits(stack, tree, branch)
+        wanted = folder / "requirements.txt"
+        tools = [*linters.requirements(tree), *documentation.requirements(tree)]
+        wanted.write_text("\n".join(tools) + "\n")
+        make_venv(venv, wanted)
+        git, remarks = Git(tree), 0
+        for commit, before, name in zip(stack.commits, [base.commit, *made], made, strict=False):
+            git("checkout", "--quiet", "--detach", name)
+            with step(commit.folder.name) as doing:
+                found = linters.lint(tree, base.commit, before, venv, folder / "lintrunner.log")
+                doing.done = f"{len(found)} remarks"
+            remarks += _say(found)
+        git("checkout", "--quiet", branch)
+        with step("documentation") as doing:
+            added = added_lines(git, base.commit)
+            found = documentation.lint(tree, added, venv, folder / "documentation")
+            doing.done = f"{len(found)} remarks"
+        remarks += _say(found)
+    console.print(f"{remarks} remarks; not run: {', '.join(sorted(LEFT_OUT))}")
+    return not remarks
+
+
+def _say(found: Iterable[Lint]) -> int:
+    lines = [f"  {lint}" for lint in found]
+    for line in lines:
+        console.print(line, markup=False)
+    return len(lines)

@@ -1,0 +1,158 @@
+"""PyTorch's pristine source tree, from the source package `pytorch` of Debian 13 (trixie)."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from fork import paths
+from fork.console import console, step
+from fork.errors import ForkError, cause
+
+RELEASE = "2.6.0"
+PACKAGE = "pytorch"
+SUITE = "trixie"
+KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+
+# Present in every whole tree: from the two ends of PyTorch's tarball, and from Debian's.
+MARKS = ("CMakeLists.txt", "test/test_ops.py", "version.txt", "debian/patches/series")
+
+SHA256 = re.compile(r"^ ([0-9a-f]{64}) +\d+ +(\S+)$", re.M)
+VERSION = re.compile(r"^Version: *(\S+)$", re.M)
+
+
+def pristine() -> Path:
+    """PyTorch's pristine source tree below build/, fetched if it is not there."""
+    with step(f"source of PyTorch {RELEASE}"):
+        return fetch(paths.SOURCES)
+
+
+def fetch(into: Path) -> Path:
+    """The source tree in the folder `into`; downloaded and unpacked only if it is not there yet."""
+    into = into.resolve()
+    tree = into / f"{PACKAGE}-{RELEASE}"
+    try:
+        into.mkdir(parents=True, exist_ok=True)
+        with open(into / f"{tree.name}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not whole(tree):
+                for stale in into.glob(f"{tree.name}.part-*"):
+                    shutil.rmtree(stale, ignore_errors=True)
+                # A new name: the tar of a fetch that was killed may still write to the old one.
+                part = Path(tempfile.mkdtemp(prefix=f"{tree.name}.part-", dir=into))
+                try:
+                    unpacked = unpack(download(part), part / "tree")
+                    if tree.exists():
+                        shutil.rmtree(tree)
+                    os.replace(unpacked, tree)
+                finally:
+                    shutil.rmtree(part, ignore_errors=True)
+    except OSError as e:
+        raise ForkError(f"{e.filename or into}: {e.strerror or e}") from None
+    return tree
+
+
+def whole(tree: Path) -> bool:
+    return all((tree / mark).is_file() for mark in MARKS)
+
+
+def download(part: Path) -> Path:
+    """The package's .dsc in `part`, the tarballs it lists beside it; signature and sums checked."""
+    if not KEYRING.is_file():
+        raise ForkError(f"{KEYRING}: missing: install the package debian-archive-keyring")
+    # apt run as root downloads as the user _apt, who must get through to here.
+    part.chmod(0o755)
+    (part / "lists/partial").mkdir(parents=True)
+    (part / "cache/archives/partial").mkdir(parents=True)
+    console.print(f"PyTorch {RELEASE}: downloading the source")
+    refused = None
+    for uri in mirrors():
+        apt = private_apt(part, uri)
+        try:
+            run([*apt, "update"], part)
+            break
+        except ForkError as e:
+            # Not every archive on the machine's list carries trixie; the first reason is the best.
+            refused = refused or e
+    else:
+        raise ForkError(f"no Debian {SUITE} source index: {refused}")
+    run([*apt, "source", "--download-only", "--only-source", PACKAGE], part)
+    found = list(part.glob("*.dsc"))
+    if len(found) != 1:
+        raise ForkError(f"apt-get source {PACKAGE}: expected one .dsc file, got {len(found)}")
+    check(found[0])
+    return found[0]
+
+
+def mirrors() -> list[str]:
+    """The archives with a component `main` that this machine's apt is set to use, Debian first."""
+    listed = run(["apt-get", "indextargets", "--format", "$(LABEL)\t$(COMPONENT)\t$(REPO_URI)"])
+    rows = [line.split("\t") for line in listed.splitlines() if line.count("\t") == 2]
+    # The label is known only after an `apt-get update`, so it sorts the archives, no more.
+    rows.sort(key=lambda row: row[0] != "Debian")
+    uris = list(dict.fromkeys(uri for _, component, uri in rows if component == "main"))
+    if not uris:
+        raise ForkError("apt has no archive with a component main: is this a Debian machine?")
+    return uris
+
+
+def private_apt(part: Path, uri: str) -> list[str]:
+    """An apt-get that touches nothing of the system's but its settings, such as a proxy."""
+    (part / "debian.sources").write_text(
+        f"Types: deb-src\nURIs: {uri}\nSuites: {SUITE}\nComponents: main\nSigned-By: {KEYRING}\n"
+    )
+    # The machine may have hooks on `update` that clean or refill the system's caches: clear them.
+    (part / "apt.conf").write_text(
+        "#clear APT::Update;\n"
+        'APT::Update::Error-Mode "any";\n'
+        f'Dir::Etc::SourceList "{part}/debian.sources";\n'
+        'Dir::Etc::SourceParts "-";\n'
+        f'Dir::State::Lists "{part}/lists";\n'
+        f'Dir::Cache "{part}/cache";\n'
+    )
+    return ["apt-get", f"--config-file={part}/apt.conf", "--quiet"]
+
+
+def check(dsc: Path) -> None:
+    """Refuse a package that is not this release, or a file that is not as the .dsc lists it."""
+    text = dsc.read_text()
+    version = VERSION.search(text)
+    if not version or not version[1].startswith(f"{RELEASE}+"):
+        raise ForkError(f"{dsc.name}: not PyTorch {RELEASE}")
+    sums = {name: digest for digest, name in SHA256.findall(text)}
+    if not any(".orig.tar." in name for name in sums):
+        raise ForkError(f"{dsc.name}: lists no SHA-256 of the original tarball")
+    for name, digest in sums.items():
+        try:
+            with open(dsc.parent / name, "rb") as file:
+                actual = hashlib.file_digest(file, "sha256").hexdigest()
+        except FileNotFoundError:
+            raise ForkError(f"{name}: not downloaded") from None
+        if actual != digest:
+            raise ForkError(f"{name}: SHA-256 differs from {dsc.name}: truncated or changed")
+
+
+def unpack(dsc: Path, tree: Path) -> Path:
+    # Debian's patches stay unapplied (in debian/): some change test/ and torch/_inductor.
+    run(["dpkg-source", "--skip-patches", "--extract", dsc.name, str(tree)], dsc.parent)
+    if not whole(tree):
+        raise ForkError(f"{dsc.name}: unpacked, but not PyTorch's source tree")
+    return tree
+
+
+def run(command: list[str], cwd: Path | None = None) -> str:
+    env = {**os.environ, "LC_ALL": "C"}
+    try:
+        done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True)
+    except FileNotFoundError:
+        package = {"apt-get": "apt", "dpkg-source": "dpkg-dev"}[command[0]]
+        raise ForkError(f"{command[0]}: not found: install the package {package}") from None
+    if done.returncode:
+        raise ForkError(f"{command[0]}: {cause(done.stderr) or f'exit {done.returncode}'}")
+    return done.stdout

@@ -1,0 +1,101 @@
+"""Which test files there are: PyTorch's that go through every operator, and the operator's own."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+OP = "attn"
+
+# PyTorch's test files that go through all OpInfos, native functions, schemas or public functions.
+# Beside each, as `Class.test`, the tests that go through a whole registry under a name that is not
+# the operator's: these are ours too. The lab's six first.
+LAB = {
+    "test_ops.py": (),
+    "test_overrides.py": ("TestResolveName.*", "TestDisabledUserWarnings.*"),
+    "functorch/test_aotdispatch.py": (),
+    "functorch/test_ops.py": (),
+    "functorch/test_vmap.py": (),
+    "test_proxy_tensor.py": (),
+}
+SUITES = LAB | {
+    # every OpInfo
+    "test_ops_gradients.py": (),
+    "test_ops_fwd_gradients.py": (),
+    "test_ops_jit.py": (),
+    "test_meta.py": (),
+    "test_decomp.py": ("HasDecompTest.*",),
+    "test_schema_check.py": (),
+    "test_fx.py": ("TestFX.test_get_torch_func_signature",),  # see torchbind.py
+    "test_fx_experimental.py": (),
+    "test_jit_fuser_te.py": (),
+    "test_testing.py": (),
+    "test_utils.py": (),
+    "export/opinfo_schema.py": (),
+    "inductor/test_torchinductor_opinfo.py": (),
+    "distributed/_tensor/test_dtensor_ops.py": (),
+    # every schema and registration, autocast's list
+    "test_function_schema.py": ("TestFunctionSchema.test_serialize_and_deserialize",),
+    "test_fake_tensor.py": (
+        "FakeTensorOperatorInvariants.test_like_ops",
+        "FakeTensorOperatorInvariants.test_non_kwarg_only_device",
+        "FakeTensorOperatorInvariants.test_tensor_constructors_all_have_kwarg_device",
+    ),
+    "test_dispatch.py": ("TestDispatch.test_find_dangling_impls",),
+    "test_namedtuple_return_api.py": ("TestNamedTupleAPI.*",),
+    "functorch/test_vmap_registrations.py": (),
+    "test_autocast.py": ("TestAutocastCPU.test_autocast_torch_16",),
+    # every public function
+    "test_public_bindings.py": (
+        "TestPublicBindings.test_correct_module_names",
+        "TestPublicBindings.test_no_new_*",
+    ),
+    "test_torch.py": (
+        "TestTorch.test_dir",
+        "TestTorch.test_doc*",
+        "TestTorch.test_wildcard_import",
+    ),
+}
+
+# Not a suite, and older than the operator: what it says is its exit status.
+SCRIPT = "attn_function.py"
+
+
+def own(tree: Path) -> dict[str, tuple[str, ...]]:
+    """The operator's own test files in a tree, as suites: all of their tests are ours."""
+    test = tree / "test"
+    files = [*test.glob(SCRIPT), *sorted(test.glob(f"test_{OP}*.py"))]
+    return {file.name: ("*",) for file in files}
+
+
+def functions(file: Path) -> set[str]:
+    """The names of all functions written in a Python file."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except SyntaxError:
+        return set()  # the suite's own run ends with that error
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return {node.name for node in ast.walk(tree) if isinstance(node, kinds)}
+
+
+def is_ours(test: str, written: Iterable[str], op: str) -> bool:
+    """Whether a test exists because of the operator, not just has its name somewhere.
+
+    PyTorch makes a test of an operator from a function for all operators: its name, the
+    operator's, then a device or more (test_dtypes -> test_dtypes_attn_cpu). What is written out
+    under the operator's name is ours if it begins with it (test_attn_empty, not test_flash_attn).
+    """
+
+    def begins(stem: str) -> bool:
+        return test == stem or test.startswith(f"{stem}_")
+
+    # functorch/test_vmap_registrations.py makes its tests from the dispatcher's entries.
+    if entry := re.search(r"_\[aten::(\w+)", test):
+        return entry[1] in (op, f"_{op}_backward")
+    if any(op in name and begins(name) for name in written):
+        return begins(f"test_{op}")
+    # test_overrides.py makes its tests from a namespace and a function, without a written name.
+    stems = [*written, "test_torch", "test_Tensor"]
+    return any(begins(f"{stem}_{op}") for stem in stems)

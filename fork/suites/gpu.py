@@ -1,0 +1,77 @@
+"""What `make bench-gpu` wants of a machine: a GPU, the operator's tests on it, its sanitizer."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from fork.console import run, step
+from fork.errors import ForkError
+from fork.suites.results import SUMMARY
+
+# All of it, the graft included, in so many minutes. The rest is for the plot.
+MINUTES, REST = 8, 0.5
+FEWEST, MOST = 1.5, 4.0  # of measuring
+LIMIT = 150  # seconds of a test file; they run side by side
+
+# The operator's own files without a test on CUDA.
+LEFT_OUT = (
+    *("attn_function.py", "test_attn_cpp.py", "test_attn_dtensor.py", "test_attn_kernel.py"),
+    "test_attn_tanh.py",
+)
+ONLY_CUDA = {"PYTORCH_TESTING_DEVICE_ONLY_FOR": "cuda"}
+
+TOOLS = ("memcheck", "racecheck", "synccheck")
+SANITIZED = "*.test_values_and_gradients_*float*"  # with a *, a pattern is of the whole name
+
+
+def devices() -> int:
+    """How many GPUs NVIDIA's driver shows; it takes no torch to ask."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int()
+    found = not driver.cuInit(0) and not driver.cuDeviceGetCount(ctypes.byref(count))
+    return count.value if found else 0
+
+
+def check(python: Path, log: Path) -> None:
+    """Raises ForkError unless the torch of `python` can use the GPU."""
+    run([python, "-E", "-c", "import torch; torch.cuda.init()"], log, "torch cannot use the GPU")
+
+
+def chosen(own: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Of the operator's own test files those to run, as suites: their tests on CUDA."""
+    return {name: ("*CUDA.*",) for name in own if name not in LEFT_OUT}
+
+
+def minutes_left(start: float) -> float:
+    """How long may be measured in what began at `start`, by time.monotonic()."""
+    left = MINUTES - REST - (time.monotonic() - start) / 60
+    return round(min(MOST, max(FEWEST, left)), 2)
+
+
+def sanitizer() -> str:
+    """NVIDIA's compute-sanitizer."""
+    found = shutil.which("compute-sanitizer")
+    if found is None:
+        raise ForkError("no compute-sanitizer: it is in the CUDA toolkit's bin, which PATH lacks")
+    return found
+
+
+def sanitize(program: str, python: Path, tree: Path, logs: Path, env: dict[str, str]) -> None:
+    """Runs a few of the operator's tests with each of the sanitizer's tools, on its kernels."""
+    # Each tensor by itself, so that what is read or written beyond one is seen.
+    env = env | ONLY_CUDA | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    for tool in TOOLS:
+        options = ["--tool", tool, "--kernel-regex", "kns=attn_", "--error-exitcode", "1"]
+        command = [program, *options, python, "test_attn.py", f"-k{SANITIZED}"]
+        with step(f"compute-sanitizer, {tool}"):
+            log = logs / f"{tool}.log"
+            run(command, log, f"{tool} finds fault", env=env, cwd=tree / "test")
+            if not sum(map(int, SUMMARY.findall(log.read_text(errors="replace")))):
+                raise ForkError(f"{tool}: no test ran: {log}")

@@ -1,0 +1,103 @@
+"""What a user sees of the suites: a line as each ends, tables, and what failed."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from rich.console import Group
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from fork.console import console, new_table
+from fork.suites.results import COUNTS, Result, Row, count, counts, tally
+
+# How a sanitizer's report begins, which says most there; the name of the test is before it.
+REPORT = re.compile(r"^.*(=\n==\d+==ERROR: AddressSanitizer|: runtime error): ", re.M)
+
+
+def progress(result: Result) -> Text:
+    what = result.broken or f"{result.ran} of ours ran, {result.failed} failed"
+    if others := len(result.upstreams):
+        what += f"; {others} of upstream's, {count(result.upstreams, 'failed')} failed"
+    line = Text("ok     " if result.ok else "FAILED ", style="green" if result.ok else "red")
+    line.append(f"{result.suite}: {what} ({result.seconds:.0f} s)", style="default")
+    return line
+
+
+def table(results: Sequence[Result], own: Sequence[Result] = ()) -> Group:
+    """Our tests by suite, upstream's own that the name also selects, skipped files, failures."""
+    parts: list = []
+    for title, of in (("Our tests", results), ("The operator's own test files", own)):
+        if of:
+            parts.append(rows(title, [(r, r.ours, r.broken) for r in of]))
+    others = [(r, r.upstreams, "") for r in results if r.upstreams]
+    if others:
+        parts.append(rows("Upstream's own tests of a like name", others))
+    skipped = [Text(f"{r.suite}: skipped: {r.lacks}\n") for r in (*results, *own) if r.lacks]
+    return Group(*parts, *skipped, *all_failures([*results, *own]))
+
+
+def rows(title: str, counted: Sequence[tuple[Result, dict[str, str], str]]) -> Table:
+    lines = [
+        (result.suite, counts(tests, broken), f"{result.seconds:.1f}")
+        for result, tests, broken in counted
+    ]
+    totals = sum((by for _, by, _ in lines), Counter())
+    seconds = sum(result.seconds for result, _, _ in counted)
+    grid = new_table(title)
+    grid.add_column("file", footer="total")
+    for head, total in zip((*COUNTS, "seconds"), (*numbers(totals), f"{seconds:.1f}"), strict=True):
+        grid.add_column(head, footer=total, justify="right")
+    for suite, by, took in lines:
+        grid.add_row(escape(suite), *numbers(by), took, style="red" if by["failed"] else None)
+    return grid
+
+
+def numbers(by: Mapping[str, int]) -> list[str]:
+    return [str(by.get(head, 0)) for head in COUNTS]
+
+
+def stack_table(of: Sequence[Row]) -> Table:
+    """A line per commit: the lab's suites, then the operator's own test files."""
+    grid = new_table("Each commit by itself")
+    grid.show_footer = False
+    grid.add_column("commit")
+    for head in (*COUNTS, "own passed", "own failed", "seconds"):
+        grid.add_column(head, justify="right")
+    for row in of:
+        own = [str(row.own.get(head, 0)) for head in ("passed", "failed")]
+        cells = [*numbers(row.suites), *own, f"{row.seconds:.1f}"]
+        if row.error:
+            cells = ["-"] * len(cells)
+        grid.add_row(escape(row.commit), *cells, style=None if row.ok else "red")
+    return grid
+
+
+def all_failures(results: Iterable[Result]) -> list[Text]:
+    return [line for result in results for line in failures(result)]
+
+
+def failures(result: Result, lines: int = 12) -> Iterable[Text]:
+    """A line for each failed test; for a broken suite the reason and a part of its log."""
+    for test, message in sorted(result.messages.items()):
+        yield Text(f"{result.suite} {test}: {message}")
+    if result.broken:
+        text = result.log.read_text(errors="replace").rstrip()
+        if report := REPORT.search(text):
+            has, part = "has", text[report.start() :].splitlines()[:lines]
+        else:
+            has, part = "ends", text.splitlines()[-lines:]
+        yield Text(f"{result.suite}: {result.broken}; {result.log} {has}:", style="red")
+        for line in part:
+            yield Text(f"  {line}", style="dim")
+
+
+def finish(results: Sequence[Result], status: int = 0) -> int:
+    """Prints how many tests passed and failed; an exit status, `status` if none failed."""
+    by = tally(results)
+    passed = by["passed"] + by["xfailed"]
+    console.print(f"{passed} passed, {by['failed']} failed, {by['skipped']} skipped")
+    return status if all(r.ok for r in results) else 1

@@ -1,0 +1,159 @@
+"""What became of a suite and of a commit, as unittest's reports and logs have it."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import xml.etree.ElementTree as ET
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from textwrap import shorten
+
+# Of several entries for one test (subtests), the first of these counts.
+OUTCOMES = ("failed", "xfailed", "passed", "skipped")
+COUNTS = ("ran", "passed", "skipped", "xfailed", "failed")  # as the tables show them
+
+SUMMARY = re.compile(r"^Ran (\d+) tests? in ", re.M)
+# What a file says that ends early, as upstream's do for what a build was made without.
+LACKS = re.compile(r"^(.*not available), skipping tests\s*\Z", re.M)
+NO_TESTS = 5  # unittest's exit status from Python 3.12 on when nothing was selected
+
+
+@dataclass
+class Result:
+    """What became of one suite. The counts are of our own tests; `upstreams` has the others."""
+
+    suite: str
+    seconds: float = 0.0
+    ours: dict[str, str] = field(default_factory=dict)  # test -> outcome
+    upstreams: dict[str, str] = field(default_factory=dict)
+    messages: dict[str, str] = field(default_factory=dict)  # failed test -> why, in short
+    broken: str = ""  # why the suite as a whole failed, tests aside
+    lacks: str = ""  # why all of it was skipped
+    log: Path = Path()
+
+    @property
+    def ran(self) -> int:
+        return len(self.ours)
+
+    @property
+    def passed(self) -> int:
+        return count(self.ours, "passed")
+
+    @property
+    def skipped(self) -> int:
+        return count(self.ours, "skipped")
+
+    @property
+    def xfailed(self) -> int:
+        return count(self.ours, "xfailed")
+
+    @property
+    def failed(self) -> int:
+        """Failed tests and unexpected successes, and one more for a broken suite."""
+        return count(self.ours, "failed") + bool(self.broken)
+
+    @property
+    def ok(self) -> bool:
+        return not self.failed and not count(self.upstreams, "failed")
+
+
+def count(tests: dict[str, str], outcome: str) -> int:
+    return Counter(tests.values())[outcome]
+
+
+def counts(tests: Mapping[str, str], broken: str = "") -> Counter:
+    """How many tests ran and ended in each way; a suite that is broken is one failure more."""
+    return Counter(tests.values()) + Counter(ran=len(tests), failed=int(bool(broken)))
+
+
+def tally(results: Iterable[Result]) -> Counter:
+    return sum((counts(r.ours, r.broken) for r in results), Counter())
+
+
+@dataclass
+class Row:
+    """What became of one commit of the stack."""
+
+    commit: str
+    suites: dict[str, int] = field(default_factory=dict)  # as `counts` gives them
+    own: dict[str, int] = field(default_factory=dict)
+    upstreams_failed: int = 0
+    seconds: float = 0.0
+    error: str = ""  # why the commit could not be tested
+
+    @classmethod
+    def of(cls, commit: str, results: Sequence[Result], own: Sequence[Result]) -> Row:
+        ran = [*results, *own]
+        failed = sum(count(r.upstreams, "failed") for r in ran)
+        seconds = sum(r.seconds for r in ran)
+        return cls(commit, dict(tally(results)), dict(tally(own)), failed, seconds)
+
+    @property
+    def ok(self) -> bool:
+        failed = self.suites.get("failed", 0) + self.own.get("failed", 0) + self.upstreams_failed
+        return not failed and not self.error
+
+    def write(self, file: Path, key: str) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps({"key": key, "row": asdict(self)}))
+
+    @classmethod
+    def read(cls, file: Path, key: str) -> Row | None:
+        """What was written under the same key; None if it was another, or nothing."""
+        try:
+            stored = json.loads(file.read_text())
+            return cls(**stored["row"]) if stored["key"] == key else None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+
+def read_reports(folder: Path, messages: dict[str, str]) -> tuple[dict[str, str], str]:
+    """Each test's outcome by upstream's XML reports (xmlrunner's), and what is wrong with these."""
+    tests: dict[str, str] = {}
+    broken = ""
+    for report in sorted(folder.rglob("*.xml")):
+        try:
+            cases = list(ET.parse(report).iter("testcase"))
+        except ET.ParseError as e:
+            return tests, f"unreadable report {report.name}: {e}"
+        for case in cases:
+            name = case.get("name", "")
+            outcome, message = read_case(case)
+            if not name.startswith("test"):  # not a test but, say, a setUpClass
+                if outcome == "failed":
+                    broken = f"{name}: {message}"
+                continue
+            # A subtest is "name (parameters)": it counts for its test.
+            test = f"{case.get('classname')}.{name.split(' ')[0]}"
+            tests[test] = min(outcome, tests.get(test, outcome), key=OUTCOMES.index)
+            if outcome == "failed":
+                messages.setdefault(test, message)
+    return tests, broken
+
+
+def read_case(case: ET.Element) -> tuple[str, str]:
+    for mark in case:
+        if mark.tag in ("failure", "error"):  # an unexpected success is an error here
+            return "failed", shorten(mark.get("message") or mark.get("type") or "", 200)
+        if mark.tag == "skipped":
+            return ("xfailed" if mark.get("type") == "XFAIL" else "skipped"), ""
+    return "passed", ""
+
+
+def fault(status: int, log: str, tests: dict[str, str]) -> str:
+    """Why the suite as a whole failed, beyond its tests; empty if it did not."""
+    summaries = SUMMARY.findall(log)
+    if status < 0:
+        return f"killed by signal {-status} ({signal.strsignal(-status)})"
+    if not summaries:
+        return f"exit status {status} before the end of the tests"
+    selected = int(summaries[-1])
+    if selected > len(tests):
+        return f"{selected} tests ran, but only {len(tests)} are in the report"
+    if status and "failed" not in tests.values() and not (status == NO_TESTS and not selected):
+        return f"exit status {status} without a failed test"
+    return ""

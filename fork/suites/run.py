@@ -1,0 +1,140 @@
+"""Test files of a source tree, run side by side as upstream runs them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from fork import paths
+from fork.console import console, step
+from fork.errors import ForkError
+from fork.suites.files import OP, SCRIPT, SUITES, functions, is_ours
+from fork.suites.report import progress
+from fork.suites.results import LACKS, Result, fault, read_reports
+
+# Where Python keeps what it compiles, of torch too, which is installed without: each file of tests
+# is a process of its own. A file that changes is compiled again: an install gives all a new time.
+BYTECODE = paths.BUILD / "bytecode"
+
+
+def run_suites(
+    python: Path,
+    tree: Path,
+    suites: Mapping[str, Sequence[str]] = SUITES,
+    *,
+    log_dir: Path,
+    op: str = OP,
+    jobs: int | None = None,
+    timeout: float = 3600,
+    variables: Mapping[str, str] | None = None,
+) -> list[Result]:
+    """Run each suite of the source tree for `op` with `python`'s torch; results in that order.
+
+    `suites` gives for each the tests that are ours whatever their names, as in SUITES;
+    `variables` are further ones of the environment.
+    """
+    # Not resolved: a virtual environment's python is a link out of it.
+    python, tree, log_dir = (Path(os.path.abspath(p)) for p in (python, tree, log_dir))
+    if not os.access(python, os.X_OK):
+        raise ForkError(f"{python}: no python to run the suites with")
+    for suite in suites:
+        if not (tree / "test" / suite).is_file():
+            raise ForkError(f"{tree}: has no test/{suite}: not a source tree of PyTorch?")
+    cores = os.cpu_count() or 1
+    jobs = max(1, min(jobs or cores, len(suites)))
+    env = environment(threads=max(1, cores // jobs)) | {**(variables or {})}
+    with ThreadPoolExecutor(jobs) as pool:
+        futures = [
+            pool.submit(run_suite, python, tree, suite, walks, log_dir, op, env, timeout)
+            for suite, walks in suites.items()
+        ]
+        try:
+            with step("test files") as doing:
+                for done, future in enumerate(as_completed(futures), 1):
+                    console.print(progress(future.result()))
+                    doing.tell(done=done, total=len(futures))
+                doing.done = str(len(futures))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return [future.result() for future in futures]
+
+
+def environment(threads: int = os.cpu_count() or 1) -> dict[str, str]:
+    # PYTHONPATH could bring in another torch; PYTHONSAFEPATH takes the suite's own folder away;
+    # with CI, upstream's tests write reports into the working folder.
+    unwanted = ("CI", "PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "PYTHONHOME", "PYTHONSAFEPATH")
+    env = {name: value for name, value in os.environ.items() if name not in unwanted}
+    return env | {
+        "OMP_NUM_THREADS": str(threads),
+        "PYTHONFAULTHANDLER": "1",
+        "PYTHONNOUSERSITE": "1",
+        "PYTHONPYCACHEPREFIX": str(BYTECODE),  # the tree stays as it is
+        "PYTHONUNBUFFERED": "1",
+        "PYTORCH_TEST_WITH_SLOW": "1",  # which upstream's CI has in a job of its own
+    }
+
+
+def run_suite(
+    python: Path,
+    tree: Path,
+    suite: str,
+    walks: Sequence[str],
+    log_dir: Path,
+    op: str,
+    env: dict,
+    timeout: float,
+) -> Result:
+    name = suite.removesuffix(".py").replace("/", ".")
+    reports = log_dir / name
+    try:
+        shutil.rmtree(reports, ignore_errors=True)  # an earlier run's report is not this run's
+        reports.mkdir(parents=True)
+        log = log_dir / f"{name}.log"
+        command = [python, suite]
+        if suite != SCRIPT:
+            patterns = [op, *(f"*.{walk}" for walk in walks)]  # "*.": the module's name
+            command += ["-v", *(f"-k{p}" for p in patterns), f"--save-xml={reports}"]
+        start = time.monotonic()
+        with open(log, "wb") as out:
+            # From test/, where upstream's CI stands: the tree's torch/ is not on the path there.
+            status = subprocess.run(
+                command,
+                cwd=tree / "test",
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                timeout=timeout,
+            ).returncode
+    except subprocess.TimeoutExpired:
+        status = None
+    except OSError as e:
+        raise ForkError(f"{e.filename or suite}: {e.strerror or e}") from None
+    result = Result(suite, time.monotonic() - start, log=log)
+    tests, broken = read_reports(reports, result.messages)
+    written = functions(tree / "test" / suite)
+    for test, outcome in tests.items():
+        ours = any(fnmatchcase(test, walk) for walk in walks) or is_ours(
+            test.rpartition(".")[2], written, op
+        )
+        (result.ours if ours else result.upstreams)[test] = outcome
+    text = log.read_text(errors="replace")
+    if status is None:
+        result.broken = f"still running after {timeout:g} s: stopped"
+    elif suite == SCRIPT:
+        result.ours = {} if status else {suite: "passed"}
+        result.broken = f"exit status {status}" if status else ""
+    elif not (tests or status) and (lacks := LACKS.search(text)):
+        result.ours, result.lacks = {suite: "skipped"}, lacks[1]
+    else:
+        gone = [walk for walk in walks if not any(fnmatchcase(test, walk) for test in tests)]
+        missing = f"has no test {', '.join(gone)}" if gone else ""
+        result.broken = broken or fault(status, text, tests) or missing
+    return result

@@ -1,0 +1,416 @@
+"""The graft's own steps on small inputs, and the wheel that it made of the tip."""
+
+import csv
+import ctypes
+import os
+import re
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+from wheel.wheelfile import WheelFile
+
+from fork.bootstrap import borrow_venv
+from fork.errors import ForkError
+from fork.graft import base as bases
+from fork.graft.base import Base
+from fork.graft.build import Graft, mirror, with_soname
+from fork.graft.codegen import fragment
+from fork.graft.generate import without_key
+from fork.graft.install import UNDER_WAY, clear, install
+from fork.graft.pack import header, pack
+from fork.overlay import Stack, releases
+from fork.paths import BASES, ROOT
+from fork.tests.conftest import PYTHON, TAG, WHEEL_FILES, write_files
+
+DIST_INFO = "torch-2.13.0+cpu.dist-info"
+
+
+def test_fragment():
+    schema = 'TORCH_LIBRARY(aten, m) {\n  m.def("attn()");\n  m.def("get_gradients(int c)");\n}\n'
+    assert fragment(schema) == 'TORCH_LIBRARY_FRAGMENT(aten, m) {\n  m.def("attn()");\n}\n'
+    with pytest.raises(SystemExit, match="not as the graft knows it"):
+        fragment("TORCH_LIBRARY(prim, m) {}\n")
+
+
+def test_without_key():
+    entries = """
+- func: f(Tensor x) -> Tensor
+  variants: function
+  dispatch:
+    CPU, CUDA, MPS: f_fast
+    CompositeExplicitAutograd: f
+- func: g(Tensor x) -> Tensor
+  dispatch:
+    CUDA: g
+"""
+    assert yaml.safe_load(without_key(entries, "CUDA")) == [
+        {
+            "func": "f(Tensor x) -> Tensor",
+            "variants": "function",
+            "dispatch": {"CPU, MPS": "f_fast", "CompositeExplicitAutograd": "f"},
+        },
+        {"func": "g(Tensor x) -> Tensor"},
+    ]
+
+
+def test_mirror_keeps_the_time_of_what_did_not_change(tmp_path):
+    mirror({Path("a/x"): b"1", Path("y"): b"2"}, tmp_path)
+    times = {p: p.stat().st_mtime_ns for p in (tmp_path / "a/x", tmp_path / "y")}
+    mirror({Path("a/x"): b"1", Path("z"): b"3"}, tmp_path)
+    assert sorted(p.name for p in tmp_path.rglob("*") if p.is_file()) == ["x", "z"]
+    assert (tmp_path / "a/x").stat().st_mtime_ns == times[tmp_path / "a/x"]
+
+
+def test_with_soname(tmp_path):
+    source = write_files(tmp_path, {"a.cpp": "int answer() { return 42; }\n"}) / "a.cpp"
+    library, renamed = tmp_path / "libtorch.so", tmp_path / "libtbase.so"
+    command = ["g++", "-shared", "-fPIC", "-Wl,-soname,libtorch.so", source, "-o", library]
+    subprocess.run(command, check=True)
+    renamed.write_bytes(with_soname(library.read_bytes(), library.name, renamed.name))
+    assert dynamic(renamed, "SONAME") == ["libtbase.so"]
+    assert ctypes.CDLL(str(renamed))._Z6answerv() == 42
+
+
+@pytest.mark.parametrize(
+    "library, new",
+    [(b"\0libtorch_cpu.so\0", "libtbase.so"), (b"\0libtorch.so\0", "libtorch_base.so")],
+    ids=["no such name", "a longer one"],
+)
+def test_a_soname_that_cannot_be_replaced(library, new):
+    with pytest.raises(ForkError, match=f"libtorch.so: its name .* replaced by {new}"):
+        with_soname(library, "libtorch.so", new)
+
+
+def test_header_keeps_the_text_below():
+    text = "Name: torch\nVersion: 1\nTag: a\nTag: b\n\nTensors — fast\n"
+    assert (
+        header(text, Version="2", Tag="c") == "Name: torch\nVersion: 2\nTag: c\n\nTensors — fast\n"
+    )
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_pack(wheel, unpacked, tmp_path, compress):
+    stage = write_files(
+        tmp_path / "stage", {"torch/overrides.py": "new\n", "torch/lib/libtbase.so": "so"}
+    )
+    made = pack(Base(unpacked), stage, tmp_path / "out", compress)
+    assert made.name.startswith(f"torch-2.13.0+cpu.attn-{TAG}-linux_")
+    with WheelFile(made) as new:  # reading compares with RECORD
+        files = {i.filename: new.read(i).decode() for i in new.infolist()}
+    record = files.pop("torch-2.13.0+cpu.attn.dist-info/RECORD")
+    assert {row[0] for row in csv.reader(record.splitlines())} == {
+        *files,
+        "torch-2.13.0+cpu.attn.dist-info/RECORD",
+    }
+    assert files["torch/version.py"] == "__version__ = '2.13.0+cpu.attn'\n"
+    assert files["torch/overrides.py"] == "new\n"
+    assert files["torch/lib/libtbase.so"] == "so"
+    assert files["torch/_C.so"] == "\x7fELF"
+    metadata = files["torch-2.13.0+cpu.attn.dist-info/METADATA"]
+    assert "Version: 2.13.0+cpu.attn\n" in metadata and "Tensors — fast" in metadata
+
+
+def test_a_packed_wheel_installs_and_uninstalls_clean(wheel, unpacked, tmp_path):
+    stage = write_files(tmp_path / "stage", {"torch/attn.py": "x = 1\n"})
+    made = pack(Base(unpacked), stage, tmp_path / "out", False)
+    env = tmp_path / "env"
+    venv.create(env, with_pip=True)
+    site = next(env.glob("lib/python3*/site-packages"))
+    pristine = files(site)
+
+    install(made, "first", env)
+    assert (site / "torch/attn.py").exists()
+    installed = files(site)
+    install(made, "first", env)  # nothing to do
+
+    # Killed in the middle of the next install: pip's remains, and half of torch.
+    (env / ".attn-installed").write_text(UNDER_WAY)
+    (site / "torch").rename(site / "~orch")
+    (site / "torch-2.13.0+cpu.attn.dist-info/RECORD").unlink()
+    install(made, "second", env)
+    assert files(site) == installed
+
+    pip = [env / "bin/python", "-m", "pip", "-q", "uninstall", "-y", "torch"]
+    subprocess.run(pip, check=True)
+    assert files(site) == pristine
+
+
+def test_install_beside_borrowed_packages(unpacked, tmp_path, monkeypatch):
+    """No index is asked, and the loader finds what it finds beside the borrower's torch."""
+    host = write_files(tmp_path / "host/site-packages", {"nvidia/cu13/lib/libcudart.so": ""})
+    monkeypatch.setattr("sys.path", [str(host), *sys.path])
+    monkeypatch.setenv("PIP_NO_INDEX", "0")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/")
+    python = borrow_venv(str(tmp_path / "env"))
+    rpath = "\0$ORIGIN/../../nvidia/cu13/lib:$ORIGIN/../../cusparselt/lib:$ORIGIN\0"
+    needs = {f"{DIST_INFO}/METADATA": "Name: torch\nVersion: 1\nRequires-Dist: nowhere\n\n"}
+    package = {"torch/__init__.py": "", "torch/lib/libtorch_global_deps.so": rpath}
+    stage = write_files(tmp_path / "stage", {**package, **needs})
+    made = pack(Base(unpacked), stage, tmp_path / "out", False)
+    for fingerprint in ("first", "second"):
+        install(made, fingerprint, tmp_path / "env")
+    site = next((tmp_path / "env").glob("lib/python3*/site-packages"))
+    assert (site / "nvidia").readlink() == host / "nvidia"
+    assert not (site / "cusparselt").exists()
+    first, *_, last = (site / "borrowed.pth").read_text().splitlines()
+    assert (first, last) == (str(host), str(ROOT / "fork/suites/stand_ins"))
+    code = "import click, torch; print(torch.__file__)"
+    found = subprocess.check_output([python, "-I", "-c", code], text=True)
+    assert found.strip() == str(site / "torch/__init__.py")
+
+    assert borrow_venv(str(tmp_path / "env")) == python  # the same, with torch in it
+    assert (site / "torch").exists()
+
+
+def files(folder: Path) -> set[Path]:
+    return {p for p in folder.rglob("*") if p.is_file() and p.suffix != ".pyc"}
+
+
+def test_clear_removes_the_remains_of_a_killed_install(tmp_path):
+    remains = (
+        "torch/x.py",
+        "~orch/x.py",
+        "torchgen/x.py",
+        "functorch/x.py",
+        "torch-2.13.0.dist-info/METADATA",
+    )
+    write_files(tmp_path, {**dict.fromkeys(remains, ""), "torchvision/x.py": "", "numpy/x.py": ""})
+    clear(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["numpy", "torchvision"]
+
+
+@pytest.mark.parametrize(
+    "release, words",
+    [
+        ("1.13.1", "torch 1.13.1: not a release that the graft supports: .*2.13.0"),
+        ("/nowhere/torch.whl", "/nowhere/torch.whl: no such wheel"),
+    ],
+)
+def test_unsupported_bases(release, words, tmp_path):
+    with pytest.raises(ForkError, match=words):
+        bases.get(release, tmp_path)
+
+
+def test_an_installed_base(installed, tmp_path):
+    base = bases.get("installed", tmp_path / "cache")
+    assert (base.folder, base.name) == (installed, f"torch-2.13.0+cpu-{PYTHON}-installed")
+    assert base.tags == TAG and base.grafted_version == "2.13.0+cpu.attn"
+    assert set(base.files()) == {*WHEEL_FILES}  # not what the installer added
+    stage = write_files(tmp_path / "stage", {"torch/overrides.py": "new\n"})
+    made = pack(base, stage, tmp_path / "out", False)
+    assert made.name.startswith(f"torch-2.13.0+cpu.attn-{TAG}-linux_")
+    with zipfile.ZipFile(made) as new:
+        modes = {i.filename: i.external_attr >> 16 & 0o777 for i in new.infolist()}
+    assert modes["torch/_C.so"] == 0o755 and modes["torch/overrides.py"] == 0o644
+    assert len(modes) == len(WHEEL_FILES) + 1
+
+
+def test_an_installed_base_that_is_replaced_is_grafted_anew(installed, tmp_path):
+    prints = []
+    for hashed in ("", "torch/new.py,sha256=1,1\n"):
+        with (installed / "torch-2.13.0+cpu.dist-info/RECORD").open("a") as record:
+            record.write(hashed)
+        prints.append(Graft(Stack(ROOT), bases.get("installed", tmp_path)).fingerprint)
+    assert prints[0] != prints[1]
+
+
+def test_a_grafted_torch_is_no_base(installed, tmp_path, monkeypatch):
+    grafted = {
+        "torch-2.13.0+cpu.attn.dist-info/METADATA": "Name: torch\nVersion: 2.13.0+cpu.attn\n"
+    }
+    first = write_files(tmp_path / "first", grafted)
+    monkeypatch.setattr("sys.path", [str(first), str(installed)])
+    assert bases.get("installed", tmp_path).folder == installed
+    monkeypatch.setattr("sys.path", [str(first)])
+    with pytest.raises(ForkError, match="no pristine torch is installed for .*python.*: name a"):
+        bases.get("installed", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changed, words",
+    [
+        ({f"{DIST_INFO}/RECORD": "__editable__.torch.pth,,\n"}, "not installed from a wheel"),
+        (
+            {
+                f"{DIST_INFO}/METADATA": "Name: torch\nVersion: 2.5.1\n",
+                "torch/version.py": "__version__ = '2.5.1'\n",
+            },
+            "torch 2.5.1 in .*: not a release that the fork knows: 2.6.0, ",
+        ),
+    ],
+    ids=["editable", "an unknown release"],
+)
+def test_installed_torches_that_are_no_base(installed, tmp_path, changed, words):
+    write_files(installed, changed)
+    with pytest.raises(ForkError, match=words):
+        bases.get("installed", tmp_path)
+
+
+def test_unpacking_keeps_the_modes(tmp_path):
+    path = tmp_path / f"torch-2.13.0+cpu-{TAG}-manylinux_2_28_x86_64.whl"
+    with WheelFile(path, "w") as out:
+        for name, text in {**WHEEL_FILES, "torch/bin/protoc": "#!/bin/sh\n"}.items():
+            info = zipfile.ZipInfo(name)
+            info.external_attr = (0o755 if "/bin/" in name else 0o644) << 16
+            out.writestr(info, text)
+    base = bases.get(str(path), tmp_path / "cache")
+    runs = [p for p in base.files() if (base.folder / p).stat().st_mode & 0o100]
+    assert runs == ["torch/bin/protoc"]
+
+
+def test_no_network(tmp_path, monkeypatch):
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    with pytest.raises(
+        ForkError, match=r"torch 2.13.0 for this Python \(cp3\d+\) cannot be downloaded: ERROR"
+    ):
+        bases.get("2.13.0", tmp_path)
+
+
+def test_anchors_of_what_may_not_be_installed(tmp_path, monkeypatch):
+    """A machine's constraints are for installations."""
+    release = releases.RELEASES[-1]["torch"]
+    (tmp_path / "constraints.txt").write_text(f"torch<{release}")
+    name = f"torch-{release}-cp311-none-macosx_11_0_arm64.whl"
+    with WheelFile(tmp_path / name, "w") as out:
+        metadata = f"Metadata-Version: 2.1\nName: torch\nVersion: {release}\n"
+        out.writestr(f"torch-{release}.dist-info/METADATA", metadata)
+        out.writestr(f"torch-{release}.dist-info/WHEEL", "Wheel-Version: 1.0\n")
+    monkeypatch.setattr(releases, "RELEASES", releases.RELEASES[-1:])
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    monkeypatch.setenv("PIP_CONSTRAINT", str(tmp_path / "constraints.txt"))
+    releases.fetch_anchors(tmp_path / "anchors")
+    assert [p.name for p in (tmp_path / "anchors").iterdir()] == [name]
+
+
+def test_a_truncated_base_is_removed(wheel, tmp_path):
+    data = wheel.read_bytes()
+    wheel.write_bytes(data[:-30])
+    with pytest.raises(ForkError, match="broken .* run this again"):
+        bases.get(str(wheel), tmp_path / "cache")
+    assert not wheel.exists()
+
+
+@pytest.fixture(scope="module")
+def grafted():
+    """The tip's wheel, which `make test` has made."""
+    base = os.environ.get("ATTN_BASE", releases.default_release())
+    graft = Graft(Stack(ROOT), bases.get(base, BASES))
+    return graft, graft.build()
+
+
+def records(wheel: Path) -> dict[str, str]:
+    with zipfile.ZipFile(wheel) as z:
+        name = next(n for n in z.namelist() if n.endswith(".dist-info/RECORD"))
+        return digests(z.read(name).decode())
+
+
+def base_records(base: Base) -> dict[str, str]:
+    found = digests(base.record)
+    return {path: found[path] for path in base.files()}
+
+
+def digests(record: str) -> dict[str, str]:
+    return {path: digest for path, digest, _ in csv.reader(record.splitlines()) if digest}
+
+
+def test_only_the_edits_differ_from_the_base(grafted):
+    graft, wheel = grafted
+    old, new = base_records(graft.base), records(wheel)
+    meta = {p for p in (*old, *new) if ".dist-info/" in p}
+    changed = {p for p in old if p not in meta and new.get(p) != old[p]}
+    added = set(new) - set(old) - meta
+    staged = {p.relative_to(graft.stage).as_posix() for p in graft.stage.rglob("*") if p.is_file()}
+    assert changed | added == staged | {"torch/version.py"}
+    assert {p for p in changed if p.endswith(".so")} == {"torch/lib/libtorch.so"}
+    assert {p.split(".")[0] for p in added if p.endswith(".so")} == {
+        "torch/_C_attn",
+        "torch/lib/libtbase",
+    }
+
+
+def test_our_libtorch_needs_upstreams(grafted):
+    graft, _ = grafted
+    lib = graft.stage / "torch" / "lib"
+
+    assert dynamic(lib / "libtorch.so", "SONAME") == ["libtorch.so"]
+    assert "libtbase.so" in dynamic(lib / "libtorch.so", "NEEDED")
+    assert dynamic(lib / "libtbase.so", "SONAME") == ["libtbase.so"]
+    # What it needs of CUDA's own libraries is where upstream's looks for them.
+    places = (dynamic(lib / name, "R(?:UN)?PATH") for name in ("libtorch.so", "libtbase.so"))
+    assert next(places) == next(places)
+
+
+def dynamic(library: Path, tag: str) -> list[str]:
+    """What the library's dynamic section has for `tag`, by readelf, which g++ brings."""
+    said = subprocess.check_output(["readelf", "--dynamic", library], text=True)
+    return re.findall(rf"\({tag}\).*\[(.*)\]", said)
+
+
+def test_the_wheels_headers_have_our_operators(grafted):
+    graft, wheel = grafted
+    include = "torch/include/"
+    with zipfile.ZipFile(wheel) as z:
+        names = set(z.namelist())
+        header = {h: z.read(include + h).decode() for h in MERGED}
+    assert f"{include}ATen/ops/attn.h" in names
+    for name, text in header.items():
+        assert text.count(MERGED[name]) == 1, name
+        old = (graft.base.folder / include / name).read_text()
+        assert lines_added(old, text), f"{name}: the wheel's own lines stay as they are"
+    # The numbers of the interned strings are compiled into libtorch_cpu.
+    interned = "torch/include/ATen/core/aten_interned_strings.h"
+    assert records(wheel)[interned] == base_records(graft.base)[interned]
+
+
+MERGED = {
+    "ATen/Functions.h": "#include <ATen/ops/attn.h>",
+    "ATen/NativeFunctions.h": "#include <ATen/ops/attn_native.h>",
+    "ATen/Operators.h": "#include <ATen/ops/attn_ops.h>",
+    "ATen/RedispatchFunctions.h": "at::_ops::attn::redispatch(",
+    "torch/csrc/autograd/generated/Functions.h": "struct TORCH_API AttnBackward0",
+    "torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h": "aoti_torch_cpu_attn(",
+}
+
+
+def lines_added(old: str, new: str) -> bool:
+    """Whether `new` is `old` with lines added, and none changed."""
+    rest = iter(new.splitlines())
+    return old != new and all(line in rest for line in old.splitlines())
+
+
+def test_the_wheel_tells_type_checkers_and_torchgen(grafted):
+    _, wheel = grafted
+    with zipfile.ZipFile(wheel) as z:
+        functions = z.read("torch/_C/_VariableFunctions.pyi").decode()
+        assert z.read("torch/_VF.pyi").decode().endswith(functions[functions.index("__all__ +=") :])
+        types = z.read("torch/return_types.pyi").decode()
+        native = z.read("torchgen/packaged/ATen/native/native_functions.yaml").decode()
+    assert '__all__ += ["attn"]' in functions
+    assert "def attn(q: Tensor, k: Tensor, v: Tensor) -> torch.return_types.attn: ..." in functions
+    assert "class attn(tuple[Tensor, Tensor])" in types
+    assert native.count("- func: attn(") == 1
+
+
+def test_nothing_is_done_twice(grafted, monkeypatch):
+    graft, wheel = grafted
+    monkeypatch.setattr(Graft, "compile", lambda *a: pytest.fail("compiled again"))
+    assert Graft(Stack(ROOT), graft.base).build() == wheel
+
+
+def test_a_file_changed_while_compiling_makes_the_next_graft_compile_again(grafted, tmp_path):
+    graft, _ = grafted
+    kernel = "aten/src/ATen/native/Attn.cpp"
+    (tmp_path / "Attn.cpp").write_text("int edited;\n")
+    running, following = (Graft(Stack(ROOT), graft.base) for _ in range(2))
+    before = running.fingerprint
+    for each in (running, following):
+        each.tree[kernel] = tmp_path / "Attn.cpp"
+    assert running.fingerprint == before  # what its stamp, and the install's, will say
+    assert following.fingerprint != before

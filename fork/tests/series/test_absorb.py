@@ -1,0 +1,285 @@
+"""What a reviewer changes in a checkout comes back into the overlay."""
+
+import pytest
+
+from fork.errors import ForkError
+from fork.overlay import Edit, Stack, Upstream
+from fork.series.absorb import absorb, edit_again
+from fork.series.branch import commits
+from fork.tests.conftest import git, write_files
+from fork.tests.overlay.test_stack import NATIVE, snapshot
+from fork.tests.series.test_branch import CPP
+
+YAML = NATIVE.replace(".edit", "")
+OVERRIDES = "torch/overrides.py"
+FIRST, SECOND = "stack/01-implicit", "stack/02-explicit"
+
+
+@pytest.fixture
+def branch(repo, checkout):
+    commits(Stack(repo), checkout, "attn")
+    return checkout
+
+
+def put(path, text):
+    return lambda tree: write_files(tree, {path: text})
+
+
+def replace(path, old, new):
+    def edit(tree):
+        text = (tree / path).read_text()
+        assert old in text
+        (tree / path).write_text(text.replace(old, new))
+
+    return edit
+
+
+def drop(path):
+    return lambda tree: (tree / path).unlink()
+
+
+def amend(tree, number, *edits, message=None):
+    """Changes commit `number` of the two, and puts the other on top again."""
+    tip = git(tree, "rev-parse", "attn")
+    git(tree, "checkout", "--quiet", "--detach", "attn" if number == 2 else "attn~1")
+    for edit in edits:
+        edit(tree)
+    git(tree, "add", "--all")
+    words = ["--no-edit"] if message is None else [f"--message={message}"]
+    git(tree, "commit", "--quiet", "--amend", *words)
+    if number == 1:
+        git(tree, "cherry-pick", "--strategy-option=theirs", tip)
+    git(tree, "checkout", "--quiet", "-B", "attn")
+
+
+def test_nothing_to_absorb(repo, branch):
+    before = snapshot(repo)
+    assert absorb(Stack(repo), branch) == []
+    assert snapshot(repo) == before
+
+
+# Which commit, what is changed there, and what the overlay's files then say (None: gone).
+EDITS = {
+    "a whole file": (1, put(CPP, "int reviewed;\n"), {CPP: "int reviewed;\n"}),
+    "a whole file that an earlier commit has": (
+        2,
+        put(CPP, "int reviewed;\n"),
+        {CPP: "int reviewed;\n", f"{FIRST}/{CPP}": "int attn;\n"},
+    ),
+    "a block": (
+        2,
+        replace(OVERRIDES, "torch.attn: 3,", "torch.attn: 4,"),
+        {"torch/overrides.edit.py": "# @@ after: torch.abs:\n    torch.attn: 4,\n"},
+    ),
+    "a block that a later commit has changed": (
+        1,
+        replace(YAML, "- func: attn(Tensor q)", "# A note.\n- func: attn(Tensor q)"),
+        {
+            f"{FIRST}/{NATIVE}": (
+                "# @@ before: - func: baddbmm(\n# A note.\n- func: attn(Tensor q) -> Tensor\n"
+            ),
+            NATIVE: "# @@ before: - func: baddbmm(\n- func: attn(Tensor q, Tensor k) -> Tensor\n",
+        },
+    ),
+    "a block taken out": (
+        2,
+        replace(OVERRIDES, "    torch.attn: 3,\n", ""),
+        {"torch/overrides.edit.py": None},
+    ),
+    "a new place in an edited file": (
+        2,
+        replace(OVERRIDES, "    torch.bmm: 2,\n", "    torch.bmm: 2,\n    torch.more: 5,\n"),
+        {
+            "torch/overrides.edit.py": (
+                "# @@ after: torch.abs:\n    torch.attn: 3,\n\n"
+                "# @@ after: torch.bmm: 2,\n    torch.more: 5,\n"
+            )
+        },
+    ),
+    "a place beside a block": (
+        2,
+        replace(OVERRIDES, "    torch.attn: 3,\n", "    torch.attn: 3,\n    torch.more: 5,\n"),
+        {
+            "torch/overrides.edit.py": (
+                "# @@ after: torch.abs:\n    torch.attn: 3,\n    torch.more: 5,\n"
+            )
+        },
+    ),
+    "a file that was not edited": (
+        2,
+        replace("test/test_ops.py", "pass\n", "pass\nmore\n"),
+        {"test/test_ops.edit.py": "# @@ after: pass\nmore\n"},
+    ),
+    "a new file": (1, put("test/test_new.py", "new\n"), {"test/test_new.py": "new\n"}),
+    "an empty file": (1, put("test/__init__.py", ""), {"test/__init__.py": ""}),
+    "a file taken out": (1, drop(CPP), {CPP: None}),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_an_edit(repo, branch, name):
+    number, edit, expected = EDITS[name]
+    before = snapshot(repo)
+    amend(branch, number, edit)
+    tip = git(branch, "rev-parse", "attn^{tree}")
+    changed = absorb(Stack(repo), branch)
+    after = snapshot(repo)
+    paths = before.keys() | after.keys()
+    assert changed == sorted(
+        p.relative_to(repo).as_posix() for p in paths if before.get(p) != after.get(p)
+    )
+    for path, text in expected.items():
+        assert ((repo / path).read_text() if (repo / path).exists() else None) == text
+    stack = Stack(repo)
+    assert stack.problems() == []
+    # The commits that the overlay makes now have the reviewer's trees.
+    git(branch, "checkout", "--quiet", "main")
+    git(branch, "branch", "--quiet", "-D", "attn")
+    commits(stack, branch, "attn")
+    assert git(branch, "rev-parse", "attn^{tree}") == tip
+    assert absorb(stack, branch) == []
+
+
+def test_the_list_of_a_commits_files(repo, branch):
+    amend(branch, 1, put("test/test_new.py", "new\n"), put(OVERRIDES, EDITED))
+    absorb(Stack(repo), branch)
+    assert Stack(repo).commit(1).files == (
+        *(CPP, NATIVE),
+        *("test/test_new.py", "torch/overrides.edit.py"),
+    )
+    assert (repo / FIRST / "torch/overrides.edit.py").read_text() == (
+        "# @@ after: torch.bmm: 2,\n    torch.more: 5,\n"
+    )
+
+
+EDITED = "table = {\n    torch.abs: 1,\n    torch.bmm: 2,\n    torch.more: 5,\n}\n"
+
+
+def test_a_message(repo, branch):
+    text = git(branch, "log", "-1", "--format=%B")
+    new = text.replace("Do a thing", "Do it well").replace("because", "because\n\n    of this")
+    amend(branch, 2, message=f"{new}\n\nghstack-source-id: 0123\n")
+    assert absorb(Stack(repo), branch) == [f"{SECOND}/commit.md"]
+    commit = Stack(repo).commit(2)
+    assert commit.title == "Do it well"
+    assert commit.section("Why") == "because\n\n    of this"
+    assert "ghstack" not in commit.text()
+
+
+def test_a_message_without_its_number(repo, branch):
+    """As `git am` leaves it."""
+    text = git(branch, "log", "-1", "--format=%B").removeprefix("[attn 2/2] ")
+    amend(branch, 2, message=text)
+    assert absorb(Stack(repo), branch) == []
+
+
+def test_blocks_of_other_releases_stay(repo, checkout):
+    edit = (
+        "# @@ after: torch.abs:\n# @@ only: torch<2.7\n    torch.attn: 3,\n\n"
+        "# @@ after: torch.cat:\n# @@ only: torch>=2.7\n    torch.attn: 9,\n"
+    )
+    write_files(repo, {"torch/overrides.edit.py": edit})
+    later = "# @@ only: torch>=2.7\n# @@ after: x\ny\n"
+    write_files(repo, {"torch/later.edit.py": later})
+    text = (repo / SECOND / "commit.md").read_text()
+    text = text.replace("  - torch/o", "  - torch/later.edit.py\n  - torch/o")
+    write_files(repo, {f"{SECOND}/commit.md": text})
+    commits(Stack(repo), checkout, "attn")
+    amend(checkout, 2, replace(OVERRIDES, "torch.attn: 3,", "torch.attn: 4,\n    torch.more: 5,"))
+    assert absorb(Stack(repo), checkout) == ["torch/overrides.edit.py"]
+    assert (repo / "torch/overrides.edit.py").read_text() == edit.replace(
+        "torch.attn: 3,", "torch.attn: 4,\n    torch.more: 5,"
+    )
+
+
+def binary(tree):
+    (tree / "test/data.bin").write_bytes(b"\xff\xfe")
+
+
+REFUSED = {
+    "upstream's line changed": (
+        replace(OVERRIDES, "torch.bmm: 2", "torch.bmm: 9"),
+        "torch/overrides.py: upstream's line 3 ('torch.bmm: 2,') was changed",
+    ),
+    "upstream's file removed": (drop("test/test_ops.py"), "removes test/test_ops.py"),
+    "bytes": (binary, "test/data.bin: the overlay is text"),
+    "no ending": (
+        put("Dockerfile", "FROM scratch\nRUN true\n"),
+        "Dockerfile: its name has no ending",
+    ),
+    "an unknown comment": (
+        put("setup.cfg", "[a]\nx = 1\n"),
+        "setup.edit.cfg: no comments are known",
+    ),
+    "no unique neighbour": (
+        put("test/twins.py", "pass\npass\nmore\npass\npass\n"),
+        "test/twins.py:3: lines were added here, where neither neighbour is unique",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_the_overlay_cannot_say(repo, checkout, name):
+    upstreams = {
+        "Dockerfile": "FROM scratch\n",
+        "setup.cfg": "[a]\n",
+        "test/twins.py": "pass\n" * 4,
+    }
+    write_files(checkout, upstreams)
+    git(checkout, "add", "--all")
+    git(checkout, "commit", "--quiet", "--message=more of upstream")
+    commits(Stack(repo), checkout, "attn")
+    edit, words = REFUSED[name]
+    amend(checkout, 2, edit)
+    before = snapshot(repo)
+    with pytest.raises(ForkError) as caught:
+        absorb(Stack(repo), checkout)
+    assert words in str(caught.value)
+    assert snapshot(repo) == before
+
+
+@pytest.mark.parametrize(
+    "steps, words",
+    [
+        ([("checkout", "main")], "no commits of the stack: make them with `commits` first"),
+        ([("reset", "--hard", "attn~1")], "the branch has no commit 02-explicit"),
+        (
+            [("commit", "--allow-empty", "--amend", "--message=x\n\nStack-commit: 07-other")],
+            "the stack has no commit 07-other",
+        ),
+        ([("commit", "--allow-empty", "--message=fixup")], "'fixup' follows a commit of the stack"),
+        (
+            [("commit", "--amend", "--message=x\n\nwhy\n\nStack-commit: 02-explicit")],
+            "its message wants 'Review order:' and 'Test plan:'",
+        ),
+        ([("rm", "--cached", CPP)], "has changes without a commit"),
+    ],
+)
+def test_branches_that_are_not_the_series(repo, branch, steps, words):
+    for step in steps:
+        git(branch, *step)
+    before = snapshot(repo)
+    with pytest.raises(ForkError) as caught:
+        absorb(Stack(repo), branch)
+    assert words in str(caught.value)
+    assert snapshot(repo) == before
+
+
+def test_a_disk_that_is_full(repo, branch, monkeypatch):
+    amend(branch, 1, put(CPP, "int reviewed;\n"))
+    before = snapshot(repo)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    with pytest.raises(ForkError, match="No space left"):
+        absorb(Stack(repo), branch)
+    assert snapshot(repo) == before
+
+
+def test_an_edit_that_holds_upstreams_next_line(source):
+    old, new = "a\nb\nc\n", "a\nx\nb\nx\nb\nc\n"
+    made = edit_again("x.edit.py", "# @@ before: b\nold\n", old, new, Upstream(source))
+    assert made == "# @@ before: b\nx\nb\nx\n"
+    assert Edit.parse("x.edit.py", made).apply(old, Upstream(source)) == new

@@ -1,0 +1,266 @@
+"""The source build, with a Python that stands in for PyTorch's setup.py."""
+
+import os
+import re
+import sys
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from fork.console import console
+from fork.errors import ForkError
+from fork.graft.base import Base
+from fork.graft.build import CPU_KERNELS, Graft, cuda
+from fork.overlay import Edit, Stack, is_source, target_of
+from fork.paths import ROOT
+from fork.source import build as source_build
+from fork.source.build import Figures, Place, build, in_debian, left_out, table
+from fork.suites import from_source
+from fork.tests.conftest import write_files
+
+# start and end in milliseconds, time of the output, output, the command's hash
+LOG = """\
+# ninja log v6
+0\t9000\t1\tb.cpp.o\ta
+0\t500\t1\tops/a.h\tb
+0\t500\t1\tops/b.h\tb
+500\t1500\t2\tb.cpp.o\tc
+1500\t4500\t2\tlib/libtorch.so\td
+4500\t47"""
+SETUP = f"""#!{sys.executable}
+LOG = {LOG!r}
+import os, pathlib, sys
+assert sys.argv[1] == "setup.py" and os.environ["USE_CUDA"] == "0"
+wish = pathlib.Path(__file__).with_name("wish").read_text().split()
+if "--cmake-only" in sys.argv:
+    if "unconfigured" in wish:
+        sys.exit("-- found\\nCMake Error at x.cmake:1 (message):\\n  pocketfft not found")
+    pathlib.Path("build").mkdir(exist_ok=True)
+    pathlib.Path("build/build.ninja").write_text(" ".join(wish))
+    pathlib.Path("build/.ninja_log").write_text(LOG)
+else:
+    assert sys.argv[2] == "develop"
+    print("[1/3] Building CXX object a/b.cpp.o", flush=True)
+    if "broken" in wish:
+        sys.exit("FAILED: b.cpp.o\\nAttn.cpp:7: error: no such thing\\nninja: build stopped")
+    print("[2/3] Building CXX object a/c.cpp.o\\n[3/3] Linking lib/libtorch.so", flush=True)
+"""
+SOURCE = "aten/src/ATen/native/Attn.cpp"
+
+
+@pytest.fixture
+def place(tmp_path, source):
+    python = tmp_path / "python"
+    python.write_text(SETUP)
+    python.chmod(0o755)
+    return Place(source, python, tmp_path / "logs", {"USE_CUDA": "0"})
+
+
+def wish(place, words):
+    place.python.with_name("wish").write_text(words)
+
+
+def test_build(repo, place):
+    wish(place, SOURCE)
+    first = build(place, Stack(repo), "attn")
+    assert (first.steps, first.whole_steps, first.whole_seconds) == (3, 3, 4.5)
+    assert first.disk >= 4096 and first.largest_process > 0
+    assert (place.tree / SOURCE).is_file()
+    assert build(place, Stack(repo), "attn").steps == 3
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ("unconfigured", r"PyTorch cannot be configured: CMake Error at x.cmake:1 .* pocketfft"),
+        ("other.cpp", f"{SOURCE}: PyTorch's build does not compile it"),
+        (
+            f"{SOURCE} broken",
+            r"PyTorch's build stopped: Attn.cpp:7: error: no such thing .*/build",
+        ),
+    ],
+)
+def test_a_build_that_fails_goes_on_later(repo, place, words, message):
+    wish(place, words)
+    with pytest.raises(ForkError, match=message):
+        build(place, Stack(repo), "attn")
+    wish(place, SOURCE)
+    assert build(place, Stack(repo), "attn").steps == 3
+
+
+@pytest.mark.parametrize(
+    "says, message",
+    [
+        ("print('TREE/torch/__init__.py'); print('2.6.0 <built-in attn>')", None),
+        ("print('/usr/lib/torch/__init__.py'); print(2)", "imports /usr/lib/torch/__init__.py, "),
+        ("sys.exit('ImportError: libc10.so: cannot open')", "cannot be imported: ImportError: lib"),
+    ],
+)
+def test_the_import_is_of_that_tree(place, says, message):
+    says = says.replace("TREE", str(place.tree))
+    place.python.write_text(f"#!{sys.executable}\nimport os, sys\n{says}\n")
+    if message is None:
+        from_source.check(place, place.variables)
+        return
+    with pytest.raises(ForkError, match=message):
+        from_source.check(place, place.variables)
+
+
+def test_a_tree_that_the_stack_does_not_fit_is_not_built(repo, place):
+    (place.tree / "torch/overrides.py").write_text("")
+    with pytest.raises(ForkError, match="starts 0 lines"):
+        build(place, Stack(repo), "attn")
+    assert not place.logs.exists() and not (place.tree / ".git").exists()
+
+
+def test_a_generator_that_is_not_ninja(repo, source):
+    with pytest.raises(ForkError, match="has no build/build.ninja"):
+        left_out(Stack(repo), source)
+
+
+@pytest.mark.parametrize(
+    "compiled, missing",
+    [("aten/A.cpp", []), ("aten/A.cpp aten/B.cu.o", ["aten/A.cu"]), ("", ["aten/A.cpp"])],
+)
+def test_kernels_for_cuda_are_wanted_by_a_build_for_cuda(tmp_path, compiled, missing):
+    class Series:
+        def tree(self):
+            return dict.fromkeys(("aten/A.cpp", "aten/A.cu"))
+
+    write_files(tmp_path, {"build/build.ninja": compiled})
+    assert left_out(Series(), tmp_path) == missing
+
+
+def test_table():
+    with console.capture() as captured:
+        console.print(table(Figures(70, 400, 500, 2**31, 1380, 8575, 2**33)))
+    lines = [" ".join(line.split()) for line in captured.get().splitlines()]
+    assert "this run 70 400 8 2.0 GiB" in lines
+    assert "whole, by Ninja's log 1380 8575 8.0 GiB" in lines
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """A machine whose mmdebstrap writes a file, or fails when it is told to."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    made = f"""#!{sys.executable}
+import pathlib, sys
+root = pathlib.Path(next(a for a in sys.argv if a.endswith("root.partial")))
+assert not root.exists()
+(root / "etc").mkdir(parents=True)
+if pathlib.Path({str(tmp_path)!r}, "fail").exists():
+    sys.exit("E: Unable to locate package python3-scipy")
+"""
+    inner = '#!/bin/sh\nwhile [ "$1" != mmdebstrap ]; do shift; done\nexec "$@"\n'
+    tools = {"mmdebstrap": made, "setpriv": inner, "unshare": ""}
+    for name, text in tools.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(source_build.debian, "mirrors", lambda: ["http://debian.invalid/debian"])
+    monkeypatch.setattr(source_build, "_make_tree", lambda tree, *_: tree.mkdir())
+    monkeypatch.setattr(source_build.debian, "fetch", lambda into: into)
+    return folder
+
+
+def test_debian_is_made_once(tmp_path, machine):
+    folder = tmp_path / "from source"
+    place = in_debian(folder, tmp_path / "source")
+    assert (folder / "root/etc").is_dir() and place.tree == folder / "pytorch"
+    assert os.access(place.python, os.X_OK)
+    (folder / "root/mine").touch()
+    assert in_debian(folder, tmp_path / "source") == place
+    assert (folder / "root/mine").exists()
+
+
+def test_a_debian_that_cannot_be_made(tmp_path, machine):
+    (tmp_path / "fail").touch()
+    with pytest.raises(ForkError, match="Debian cannot be made: E: Unable to locate package"):
+        in_debian(tmp_path / "here", tmp_path / "source")
+    assert not (tmp_path / "here/root").exists()
+    (tmp_path / "fail").unlink()
+    in_debian(tmp_path / "here", tmp_path / "source")
+    assert not (tmp_path / "here/root.partial").exists()
+
+
+@pytest.mark.parametrize("tool, package", [("mmdebstrap",) * 2, ("setpriv", "util-linux")])
+def test_a_missing_tool(tmp_path, machine, monkeypatch, tool, package):
+    (machine / tool).unlink()
+    monkeypatch.setenv("PATH", str(machine))
+    with pytest.raises(ForkError, match=f"{tool}: not found: install the package {package}"):
+        in_debian(tmp_path / "here", tmp_path / "source")
+    assert not (tmp_path / "here").exists()
+
+
+def test_not_root(tmp_path, machine, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(ForkError, match="run this as root, or name a checkout"):
+        in_debian(tmp_path / "here", tmp_path / "source")
+
+
+def test_too_little_disk(tmp_path, machine, monkeypatch):
+    usage = namedtuple("usage", "free")
+    monkeypatch.setattr(source_build.shutil, "disk_usage", lambda _: usage(5 * 2**30))
+    with pytest.raises(ForkError, match=r"takes \d+ GiB of disk, and 5.0 GiB are free"):
+        in_debian(tmp_path / "here", tmp_path / "source")
+    assert list((tmp_path / "here").iterdir()) == []
+
+
+def test_no_such_python(tmp_path):
+    with pytest.raises(ForkError, match="python9: no such Python to build"):
+        source_build.checkout(tmp_path, "python9", tmp_path / "logs")
+
+
+def test_a_python_of_the_working_folder(tmp_path, monkeypatch):
+    """The build runs in the tree, where a relative path would mean another file."""
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.symlink_to(sys.executable)  # as a virtual environment's, which must not be resolved
+    monkeypatch.chdir(tmp_path)
+    place = source_build.checkout(Path("pytorch"), "bin/python", tmp_path / "logs")
+    assert place.python == python
+
+
+# Folders all of whose C++ PyTorch's CMake compiles. `make source` looks for each in build.ninja.
+CUDA_KERNELS = "aten/src/ATen/native/cuda/"
+GLOBBED = ("aten/src/ATen/functorch/", "aten/src/ATen/native/", CPU_KERNELS, CUDA_KERNELS)
+
+
+def sources():
+    """The overlay's C++ that both builds compile: path -> whether it is whole, not an edit."""
+    for path, file in Stack(ROOT).tree().items():
+        if is_source(path):
+            edit = Edit.parse(path, file.read_text()) if target_of(path) else None
+            if edit is None or not any(only.kind == "source" for only in edit.only):
+                yield path, edit is None
+
+
+def test_upstreams_build_compiles_every_source():
+    lists = Edit.parse("", (ROOT / "build_variables.edit.bzl").read_text())
+    listed = {entry for block in lists.blocks for entry in re.findall(r'"([^"]+)"', block.lines[0])}
+    for path, whole in sources():
+        if whole:  # the file of an edit is compiled anyway
+            assert f"{path.rpartition('/')[0]}/" in GLOBBED, path
+            # Bazel and Buck build from lists; functorch's folder, and CUDA's, they glob.
+            assert path in listed or path.startswith((GLOBBED[0], CUDA_KERNELS)), path
+    assert len(listed) >= 2
+
+
+def test_the_graft_compiles_every_source(tmp_path, unpacked):
+    extra = {"torch/share/cmake/Torch/TorchConfig.cmake": "_GLIBCXX_USE_CXX11_ABI=1"}
+    extra["torch/share/cmake/Caffe2/public/utils.cmake"] = "CXX_STANDARD 20"
+    extra["torch/lib/libtorch.so"] = "\0libtorch.so\0$ORIGIN/../../nvidia/cu13/lib:$ORIGIN\0"
+    write_files(unpacked, extra)
+    graft = Graft(Stack(ROOT), Base(unpacked))
+    without = graft.configuration()
+    graft = Graft(Stack(ROOT), Base(unpacked))
+    graft.nvcc = cuda.Nvcc(Path("/cuda/bin/nvcc"), "13.0", (80, 90, 100), 75)
+    config = graft.configuration()
+    for path, _ in sources():
+        assert f"{ROOT / path}" in config, path
+        assert path.endswith(".cu") == (f"{ROOT / path}" not in without), path
+    assert 'set(GRAFT_RPATH "$ORIGIN/../../nvidia/cu13/lib" "$ORIGIN")' in config
+    assert 'set(GRAFT_CUDA_ARCHITECTURES "80-real" "90-real" "100")' in config

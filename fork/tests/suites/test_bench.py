@@ -1,0 +1,566 @@
+"""The benchmark's figures, without measuring any: benchmarks/attn."""
+
+import json
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from fork.paths import ROOT
+
+sys.path.insert(0, str(ROOT / "benchmarks" / "attn"))
+
+import report  # noqa: E402
+from cases import (  # noqa: E402
+    ATTN,
+    CASES,
+    COMPILE,
+    CUDA_CASES,
+    EAGER,
+    FUNCTION,
+    JAX,
+    MODES,
+    TABLES,
+    TITLES,
+    Case,
+    Target,
+    rows,
+)
+from roofline import NoRoofline, Peaks, build  # noqa: E402
+
+PEAKS = """\
+flops.float32 4e9
+flops.float64 2e9
+store.1024 1e9
+store.4096 1e8
+store_nt.1024 1e8
+store_nt.4096 2e8
+read.1024 3e9
+read.4096 5e8
+fresh.4096 9e9
+"""
+
+
+def row(mode="forward", disturbed=0.0, target=(), **seconds):
+    """A row as the JSON has it: attn took 2 s, then 3 s, then 4 s."""
+    case = Case("float32", 4, d=2, e=3)
+    return {
+        "case": case.name,
+        "dtype": case.dtype,
+        **{x: getattr(case, x) for x in ("batch", "m", "n", "d", "e")},
+        "attn_bytes": case.attn_bytes,
+        "mode": mode,
+        "target": Target(**dict(target))._asdict(),
+        "seconds": {ATTN: [2.0, 3.0, 4.0], **seconds},
+        "disturbed": disturbed,
+        "absent": {},
+        "scratch": {},
+        "roofline": 1.5,
+    }
+
+
+def about(rows):
+    machine = {
+        "cpu": "A CPU",
+        "cores": 2,
+        "threads": 1,
+        "caches": {"L2": "1 MiB"},
+        "isa": "AVX2",
+        "huge pages": "never",
+        "python": "3.11",
+        "torch": "2.13",
+    }
+    return {"machine": machine, "peaks": Peaks.parse(PEAKS).as_dict(), "rows": rows}
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+def test_the_tables_are_sound(table):
+    names = [case.name for case in table]
+    assert len(set(names)) == len(names)
+    assert {case.dtype for case in table} == {"float32", "float64", "bfloat16", "float16"}
+    for case in table:
+        assert set(case.modes) <= set(MODES)
+        assert set(case.targets) <= set(case.modes), case.name
+    assert len(list(rows(table))) == sum(len(case.modes) for case in table)
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "aims"),
+    [
+        ("fp32 n=4096 d=64", "forward", {"eager": 7.5, "compile": 4.5, "roofline": 0.8}),
+        ("fp32 n=4096 d=64", "step", {"eager": 5, "compile": 4, "roofline": 0.7}),
+        ("fp32 n=2 d=3 e=4", "step", {"eager": 1.5, "compile": 3}),
+        ("fp32 n=8192 d=64", "step", {"eager": 1, "roofline": 0.7, "scratch": 0.03}),
+        ("fp64 n=2048 d=64", "forward", {"eager": 3, "compile": 3}),
+        ("bf16 16x n=4096 d=64", "forward", {"eager": 4, "compile": 1.7, "roofline": 0.7}),
+        (
+            "bf16 16x n=4096 d=64",
+            "step",
+            {"eager": 3, "compile": 1.7, "roofline": 0.5, "scratch": 0.02},
+        ),
+        # fp32 n=8192 d=64 is in both tables: below.
+        ("bf16 n=128 d=64", "forward", {"eager": 2, "compile": 1}),
+    ],
+)
+def test_targets(name, mode, aims):
+    case = next(case for case in CASES + CUDA_CASES if case.name == name)
+    found = case.targets[mode]._asdict()
+    assert {what: aim for what, aim in found.items() if aim is not None} == aims
+
+
+def test_targets_of_fp32_on_a_gpu():
+    case = next(case for case in CUDA_CASES if case.name == "fp32 n=8192 d=64")
+    assert case.targets == {
+        "forward": Target(2, 1.3, roofline=0.6),
+        "step": Target(scratch=0.02),
+    }
+
+
+def test_tf32_is_a_case_of_its_own():
+    case, plain = Case("float32", 64, tf32=True), Case("float32", 64)
+    assert (case.name, plain.name) == ("tf32 n=64 d=64", "fp32 n=64 d=64")
+    assert case.attn_bytes == plain.attn_bytes and case.passes("step") == plain.passes("step")
+    peaks = Peaks.parse(PEAKS + "copy.1024 2e9\nflops.tf32 8e12\n")
+    assert peaks.seconds(case, "forward") < peaks.seconds(plain, "forward")
+
+
+def test_who_waits_for_the_host():
+    found = [case.name for case in CUDA_CASES if case.launch_bound]
+    assert found == ["bf16 n=128 d=64", "bf16 n=512 d=64", "fp32 n=128 d=64"]
+
+
+def test_names_and_shapes():
+    case = Case("bfloat16", 5, d=2, m=3, e=4, batch=7)
+    assert case.name == "bf16 7x m=3 n=5 d=2 e=4"
+    assert case.shapes == ((7, 3, 2), (7, 5, 2), (7, 5, 4))
+    assert case.output_shape == (7, 3, 4) and case.attn_shape == (7, 3, 5)
+    assert case.attn_bytes == 7 * 3 * 5 * 2
+    assert Case("float64", 4).shapes == ((4, 64),) * 3
+
+
+def test_work():
+    m, n, d, e = 3, 5, 2, 4
+    (forward,) = Case("float32", n, d=d, m=m, e=e).passes("forward")
+    assert forward.flops == 2 * m * n * d + 2 * m * n * e
+    assert forward.read == 4 * (m * d + n * d + n * e)
+    assert forward.written == 4 * (m * e + m * n)
+    same, backward = Case("float32", n, d=d, m=m, e=e).passes("step")
+    assert same == forward
+    assert backward.flops == 4 * m * n * (d + e)
+    assert backward.read == 4 * (m * e + m * d + n * d + n * e + m * n)
+    assert backward.written == forward.read
+    both = Case("float32", n, d=d, m=m, e=e).passes("both")[1]
+    assert both.read == backward.read + 4 * m * n
+    batched = Case("float64", n, d=d, m=m, e=e, batch=10).passes("step")
+    assert [tuple(work) for work in batched] == [
+        (10 * flops, 20 * read, 20 * written) for flops, read, written in (forward, backward)
+    ]
+
+
+def test_peaks():
+    peaks = Peaks.parse(PEAKS)
+    assert peaks.flops == {"float32": 4e9, "float64": 2e9}
+    # The kind that is faster there, at the next smaller working set.
+    assert peaks.at("store", 1024) == peaks.at("store", 4095) == peaks.at("store", 1) == 1e9
+    assert peaks.at("store", 4096) == peaks.at("store", 1 << 30) == 2e8
+    other = Peaks.parse(PEAKS.replace("float64 2e9", "float64 1e9").replace("3e9", "4e9"))
+    best = peaks.best(other)
+    assert best.flops["float64"] == 2e9 and best.bandwidth["read"][1024] == 4e9
+    # From JSON too, whose keys are words.
+    assert json.loads(json.dumps(peaks.as_dict()))["bandwidth"]["read"] == {
+        "1024": 3e9,
+        "4096": 5e8,
+    }
+
+
+def test_roofline_is_the_larger_of_computing_and_moving():
+    peaks = Peaks.parse(PEAKS + "copy.1024 2e9\n")
+    computes = Case("float32", 64, d=64)
+    assert peaks.seconds(computes, "forward") == pytest.approx(2 * 64 * 64 * 128 / 4e9)
+    writes = Case("float32", 64, d=1)
+    assert peaks.seconds(writes, "forward") == pytest.approx(4 * (64 * 64 + 64) / 2e8)
+    assert peaks.seconds(writes, "step") > peaks.seconds(writes, "forward")
+    # No peak of its own: float32's.
+    half = Case("float16", 64, d=64)
+    assert peaks.seconds(half, "forward") == peaks.seconds(computes, "forward")
+
+
+def test_pages_that_malloc_does_not_keep():
+    peaks = Peaks.parse(PEAKS + f"fresh.{64 << 20} 5e7\nfresh_huge.{64 << 20} 1e8\n")
+    assert peaks.pages_seconds(Case("float32", 2048)) == 0
+    size = 4 * 4096 * 4096
+    # The faster kind, above what storing there takes anyway.
+    seconds = peaks.pages_seconds(Case("float32", 4096))
+    assert seconds == pytest.approx(size / 1e8 - size / 2e8)
+    found = row() | {"pages": 0.75}
+    assert report.cell(found, "roofline") == "50%, with pages 75%"
+    assert report.cell(row() | {"pages": 0.0}, "roofline") == "50%"
+
+
+def test_no_compiler_is_one_line(monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", "no-such-compiler -O2")
+    with pytest.raises(NoRoofline, match="^no C\\+\\+ compiler no-such-compiler"):
+        build(tmp_path)
+    monkeypatch.setenv("CXX", "false")
+    with pytest.raises(NoRoofline, match="does not compile: no message"):
+        build(tmp_path)
+
+
+def test_a_ratio_is_the_median_of_the_rounds():
+    # Round by round 4, 1 and 5; of the medians it would be 10 / 3.
+    found = row(eager=[8.0, 3.0, 20.0])
+    assert report.ratios(found, EAGER) == [4, 1, 5]
+    assert report.value(found, EAGER) == 4
+    assert report.value(found, COMPILE) is None
+    assert report.value(found, "roofline") == 0.5
+    assert report.noise(found) == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("eager", "target", "met"),
+    [
+        ([2.0, 3.0, 4.0], {}, True),
+        ([1.9, 3.1, 3.9], {}, True),  # equal, but for noise
+        ([1.9, 2.9, 3.9], {}, False),
+        ([8.0, 12.0, 16.0], {"eager": 4}, True),
+        ([7.9, 11.9, 16.0], {"eager": 4}, False),
+    ],
+)
+def test_no_slower_than_eager_and_as_fast_as_the_target(eager, target, met):
+    found = row(eager=eager, target=target)
+    assert report.aims(found)[EAGER].met is met
+    assert ("✗" in report.line(found)) is not met
+
+
+def test_scratch_and_roofline_have_targets_too():
+    found = row(target={"roofline": 0.6, "scratch": 0.25})
+    found["scratch"] = {ATTN: 16, EAGER: 128}
+    aims = report.aims(found)
+    assert aims["roofline"] == (0.5, 0.6, False) and aims["scratch"] == (0.25, 0.25, True)
+    assert report.cell(found, "roofline") == "50% (≥ 60% ✗)"
+    assert report.cell(found, "scratch") == "25%, eager 200% (≤ 25% ✓)"
+    assert (
+        report.verdict([found])
+        == "1 of 2 targets are met; missed: fp32 n=4 d=2 e=3 forward roofline."
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(2, "2 s"), (0.0123, "12.3 ms"), (4.567e-6, "4.57 µs"), (1e-8, "0.01 µs")]
+)
+def test_durations(seconds, text):
+    assert report.duration(seconds) == text
+
+
+def test_markdown():
+    rows = [
+        row(eager=[8.0, 3.0, 20.0], jax=[1.0, 1.0, 1.0], target={"eager": 3}),
+        row(mode="step", eager=[2.0, 3.0, 4.0], disturbed=0.5),
+    ]
+    text = report.markdown(about(rows))
+    assert "A CPU, 1 of 2 cores; L2 1 MiB; AVX2; huge pages: never" in text
+    assert "fp32 4, fp64 2" in text and "| store | 1 | 0.1 |" in text
+    assert f"| case | time | eager | {TITLES[JAX]} | roofline |" in text
+    assert "| fp32 n=4 d=2 e=3 | 3 s | 4.00 (≥ 3 ✓) | 0.33 | 50% |" in text
+    assert "| fp32 n=4 d=2 e=3 | 3 s | 1.00 | 50% |" in text
+    assert "2 of 2 targets are met." in text
+    assert "more than 5% of the machine in: fp32 n=4 d=2 e=3 step." in text
+    assert "autograd.Function" not in text.partition("## Forward")[2]
+    rows[1]["absent"] = {JAX: "no memory", FUNCTION: "it takes matrices only"}
+    rows[1]["batch"] = 2
+    text = report.markdown(about(rows))
+    assert "jax left out of fp32 n=4 d=2 e=3 step: no memory" in text
+    assert "matrices only" not in text
+
+
+def test_without_attn_and_without_peaks():
+    found = row(eager=[1.0, 1.0, 1.0])
+    del found["seconds"][ATTN]
+    found["roofline"] = None
+    result = about([found])
+    del result["peaks"]
+    text = report.markdown(result)
+    assert "0 of 0 targets" in text and "| fp32 n=4 d=2 e=3 | - |" in text
+
+
+def test_files_are_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "PLOTS", False)
+    result = about([row(eager=[8.0, 3.0, 20.0])])
+    assert report.write(result, tmp_path / "out") == ["cpu.json", "cpu.md"]
+    assert json.loads((tmp_path / "out/cpu.json").read_text())["rows"] == result["rows"]
+
+
+def test_plot(tmp_path):
+    pytest.importorskip("matplotlib")
+    rows = [row(mode, eager=[8.0, 3.0, 20.0]) for mode in MODES]
+    for found in rows:
+        found.update(d=64, e=64)  # in the curves over n
+    written = report.write(about(rows), tmp_path)
+    assert written == ["cpu.json", "cpu.md", "cpu.svg", "cpu.png", "cpu-dark.svg"]
+    light, dark = ((tmp_path / f"cpu{x}.svg").read_text() for x in ("", "-dark"))
+    assert "#ffffff" in light and "#ffffff" not in dark
+    report.write(about(rows), tmp_path)
+    assert (tmp_path / "cpu.svg").read_text() == light
+
+
+def test_everyone_is_first_and_follows_everyone():
+    pytest.importorskip("torch")
+    from measure import rotations
+
+    orders = rotations("abcd", 8)
+    assert sorted(order[0] for order in orders) == sorted("abcd" * 2)
+    pairs = {pair for order in orders for pair in zip(order, order[1:], strict=False)}
+    assert {("a", "b"), ("b", "a"), ("d", "a"), ("a", "d")} <= pairs
+    assert all(sorted(order) == list("abcd") for order in orders)
+
+
+def test_the_quietest_rounds_count(monkeypatch):
+    pytest.importorskip("torch")
+    import measure
+
+    shares = iter([0.5, 0.0, 0.3, 0.01, 0.4, 0.2])
+
+    class Disturbed(measure.Others):
+        def share(self):
+            return next(shares)
+
+    class Timer:
+        """Its time is the number of the call."""
+
+        calls = 0
+
+        def __init__(self, *args, **kwargs):
+            self.median = self.mean = 1.0
+
+        def blocked_autorange(self, min_run_time):
+            return self
+
+        def timeit(self, number):
+            Timer.calls += 1
+            self.mean = float(Timer.calls)
+            return self
+
+    monkeypatch.setattr(measure, "Others", Disturbed)
+    monkeypatch.setattr(measure, "Timer", Timer)
+    times = measure.interleaved({"a": None}, measure.host_clock(1), seconds=1, rounds=3)
+    assert times.disturbed == 0.2 and sorted(times.seconds["a"]) == [2, 4, 6]
+    # As when a GPU is spoiled, and nobody can take part.
+    assert measure.interleaved({}, measure.host_clock(1), seconds=1) == ({}, 0)
+
+
+def test_what_others_take_of_the_machine(monkeypatch, tmp_path):
+    pytest.importorskip("torch")
+    from measure import Others
+
+    stat = tmp_path / "stat"
+    monkeypatch.setattr(Others, "STAT", stat)
+    monkeypatch.setattr("time.process_time", lambda: 0.0)
+    monkeypatch.setattr("os.sysconf", lambda name: 100)
+    stat.write_text("cpu 100 0 0 100 0 0 0 0 0 0\n")
+    others = Others()
+    stat.write_text("cpu 110 5 5 130 40 0 0 10 0 0\n")  # of 100 ticks 70 idle, 10 the host's
+    assert others.share() == pytest.approx(0.3)
+    stat.unlink()
+    assert Others().share() == 0  # no Linux
+
+
+def test_contenders_agree_with_eager():
+    torch = pytest.importorskip("torch")
+    import contenders
+
+    case = Case("float64", 5, d=2, m=3, e=4)
+    for mode in MODES:
+        problem = contenders.Problem(case, mode)
+        expected = contenders.as_tensors(contenders.eager_run(problem)())
+        shapes = [tuple(x.shape) for x in expected]
+        assert shapes[:2] == [(3, 4), (3, 5)]
+        assert shapes[2:] == ([] if mode == "forward" else [(3, 2), (5, 2), (5, 4)])
+        results = contenders.function_run(problem)()
+        assert contenders.disagreement(results, expected, case.dtype) == ""
+        wrong = [*expected[:1], expected[1] + 1e-3, *expected[2:]]
+        assert contenders.disagreement(wrong, expected, case.dtype).startswith("its attn differs")
+        nan = [torch.full_like(x, float("nan")) for x in expected]
+        assert "its output" in contenders.disagreement(nan, expected, case.dtype)
+    with pytest.raises(contenders.Absent):
+        contenders.function_run(contenders.Problem(Case("float32", 2, batch=3), "step"))
+
+
+class Event:
+    """A CUDA event of a GPU that works while the host waits."""
+
+    def __init__(self, enable_timing):
+        assert enable_timing
+
+    def record(self):
+        self.at = time.perf_counter()
+
+    def synchronize(self):
+        pass
+
+    def elapsed_time(self, end):
+        return (end.at - self.at) * 1e3
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    """A torch whose GPU is the CPU: which of its functions were called, in order."""
+    torch = pytest.importorskip("torch")
+    import gpu
+
+    calls = []
+    properties = {
+        "name": "A GPU",
+        "major": 9,
+        "minor": 0,
+        "multi_processor_count": 132,
+        "total_memory": 80 << 30,
+        "L2_cache_size": 1 << 10,
+    }
+    held = {"memory_allocated": 1000, "max_memory_allocated": 1 << 30}
+    fakes = {
+        "is_available": lambda: True,
+        "Event": Event,
+        "_sleep": lambda cycles: calls.append("sleep"),
+        "synchronize": lambda: calls.append("synchronize"),
+        "get_device_properties": lambda: SimpleNamespace(**properties),
+        "reset_peak_memory_stats": lambda: calls.append("reset"),
+        **{name: lambda n=n: n for name, n in held.items()},
+    }
+    for name, fake in fakes.items():
+        assert hasattr(torch.cuda, name)
+        monkeypatch.setattr(torch.cuda, name, fake)
+    precisions = []
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", precisions.append)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    for name in ("Generator", "randn", "empty", "zeros"):
+        monkeypatch.setattr(torch, name, on_cpu(getattr(torch, name)))
+    monkeypatch.setattr(gpu, "WORKING_SETS", [1 << 12, 1 << 14])
+    monkeypatch.setattr(gpu, "SIDE", 8)
+    monkeypatch.setenv("PATH", "")  # no nvidia-smi
+    return SimpleNamespace(calls=calls, precisions=precisions)
+
+
+def on_cpu(make):
+    def made(*args, **kwargs):
+        args = ["cpu" if arg == "cuda" else arg for arg in args]
+        return make(*args, **{k: "cpu" if v == "cuda" else v for k, v in kwargs.items()})
+
+    return made
+
+
+def test_events_are_around_the_call_alone(cuda):
+    import gpu
+
+    place = gpu.Gpu()
+    place.flush = lambda: cuda.calls.append("flush")
+    timer = gpu.EventsTimer(lambda: (cuda.calls.append("run"), time.sleep(0.01)), place)
+    del cuda.calls[:]
+    found = timer.timeit(2)
+    assert cuda.calls == ["sleep", "flush", "run"] * 2 + ["synchronize"]
+    assert 0.01 <= found.mean < timer.blocked_autorange(0.1).median * 2
+    assert timer.queueing == timer.LONGEST  # twice what it took
+
+
+def test_peaks_of_a_gpu(cuda):
+    import gpu
+
+    peaks = gpu.Gpu().peaks()
+    assert set(peaks.flops) == {"bfloat16", "float16", "tf32", "float32", "float64"}
+    assert cuda.precisions == ["highest", "highest", "high", "highest", "highest"]
+    assert {kind: list(by) for kind, by in peaks.bandwidth.items()} == dict.fromkeys(
+        ("store", "store_memset", "read", "copy"), [1 << 12, 1 << 14]
+    )
+    for case in CUDA_CASES:
+        assert all(peaks.seconds(case, mode) > 0 for mode in case.modes)
+        assert peaks.pages_seconds(case) == 0
+
+
+def bench_on_cuda(monkeypatch, out, *args):
+    """bench.py's exit status, what it said, and the JSON."""
+    pytest.importorskip("torch")
+    import bench
+    from click.testing import CliRunner
+
+    table = (
+        Case("float32", 8, targets={"step": Target(scratch=0.02)}),
+        Case("float32", 600, modes=("forward",), tf32=True),
+        Case("bfloat16", 600, modes=("step",)),
+    )
+    monkeypatch.setitem(bench.TABLES, "cuda", table)
+    monkeypatch.setattr(bench.memory, "LEAST", 0)
+    args = ("--device", "cuda", "--out", str(out), "--quick", "--rounds", "2", *args)
+    done = CliRunner().invoke(bench.main, [*args, "--no-compile"])
+    file = out / "cuda.json"
+    return done.exit_code, done.output, json.loads(file.read_text()) if file.exists() else None
+
+
+def test_the_whole_of_it_on_a_gpu(cuda, monkeypatch, tmp_path):
+    torch = pytest.importorskip("torch")
+    if not hasattr(torch, "attn"):
+        pytest.skip("no torch.attn")
+    monkeypatch.setattr(report, "PLOTS", False)
+    status, said, result = bench_on_cuda(monkeypatch, tmp_path)
+    assert status == 0, said
+    found = {f"{row['case']} {row['mode']}": row for row in result["rows"]}
+    assert list(found) == [
+        "fp32 n=8 d=64 forward",
+        "fp32 n=8 d=64 step",
+        "tf32 n=600 d=64 forward",
+        "bf16 n=600 d=64 step",
+    ]
+    assert [row["clock"] for row in found.values()] == ["host", "host", "events", "host"]
+    for row in found.values():
+        assert set(row["seconds"]) == {ATTN, EAGER, FUNCTION} and row["roofline"] > 0
+    step = found["fp32 n=8 d=64 step"]
+    results = 4 * (3 * 8 * 64 + 8 * 64 + 8 * 8)
+    assert step["scratch"] == dict.fromkeys((ATTN, EAGER), (1 << 30) - 1000 - results)
+    assert "high" in cuda.precisions
+    assert result["machine"]["gpu"] == "A GPU" and "driver" not in result["machine"]
+    text = (tmp_path / "cuda.md").read_text()
+    assert text.startswith("# torch.attn on a GPU")
+    assert "A GPU, 132 SMs of 9.0; memory 80 GiB; L2 0 MiB; CUDA 13.0; " in text
+    assert " host |" in text and "malloc" not in text and "jax" not in text
+    assert "no jax" not in said
+
+
+def test_what_was_not_measured(cuda, monkeypatch, tmp_path):
+    import bench
+
+    monkeypatch.setattr(report, "PLOTS", False)
+    status, said, result = bench_on_cuda(monkeypatch, tmp_path, "--minutes", "1e-9")
+    assert status == 0 and result["rows"] == []
+    assert list(result["unmeasured"].values()) == ["no time was left"] * 4
+    assert "not measured, as no time was left: fp32 n=8 d=64 forward, fp32" in said
+    assert "not measured, as no time was left: fp32" in (tmp_path / "cuda.md").read_text()
+
+    def spoiled(*args, **kwargs):
+        raise RuntimeError("CUDA error: an illegal memory access\nmore of it")
+
+    monkeypatch.setattr(bench, "Problem", spoiled)
+    status, said, result = bench_on_cuda(monkeypatch, tmp_path)
+    assert status == 1 and result["rows"] == []
+    assert set(result["unmeasured"].values()) == {"CUDA error: an illegal memory access"}
+
+
+def test_no_gpu_is_one_line(monkeypatch, tmp_path):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    status, said, result = bench_on_cuda(monkeypatch, tmp_path)
+    assert status == 2 and "torch sees no GPU" in said and result is None
+
+
+def test_report_of_a_gpu(tmp_path):
+    pytest.importorskip("matplotlib")
+    rows = [row(mode, eager=[8.0, 3.0, 20.0]) for mode in MODES]
+    for found, clock in zip(rows, ("events", "host", "events"), strict=True):
+        found.update(d=64, e=64, dtype="bfloat16", clock=clock, roofline=6.0)
+    result = about(rows) | {"device": "cuda", "unmeasured": {"a": "x", "b": "y", "c": "x"}}
+    result["peaks"]["flops"]["tf32"] = 4e14
+    written = report.write(result, tmp_path)
+    assert written == ["cuda.json", "cuda.md", "cuda.svg", "cuda.png", "cuda-dark.svg"]
+    text = (tmp_path / "cuda.md").read_text()
+    assert "Measured peaks in TFLOP/s: fp32 0, fp64 0, tf32 400." in text
+    assert "| 3 s host |" in text and "| 3 s |" in text and "200%" in text
+    assert "\nnot measured, as x: a, c\n\nnot measured, as y: b\n" in text
+    assert "Time of a step, bf16" in (tmp_path / "cuda.svg").read_text()

@@ -1,0 +1,233 @@
+"""`make bench-gpu` without a GPU: what comes first, what its errors are, what it runs."""
+
+import ctypes
+import os
+import subprocess
+import sys
+import time
+from fnmatch import fnmatchcase
+from types import SimpleNamespace
+
+import pytest
+
+from fork import paths
+from fork.errors import ForkError
+from fork.graft import build
+from fork.graft.cuda import Nvcc
+from fork.paths import ROOT
+from fork.suites import benchmark, gpu
+from fork.suites.files import own
+from fork.suites.results import SUMMARY, Result, read_reports
+from fork.tests.conftest import write_files
+from fork.tests.test_cli import invoke, stand_in
+
+DRIVER = """
+int cuInit(unsigned flags) { return %d; }
+int cuDeviceGetCount(int* count) { *count = 3; return 0; }
+"""
+
+
+@pytest.mark.parametrize(("status", "count"), [(0, 3), (100, 0)])
+def test_devices_of_the_driver(tmp_path, monkeypatch, status, count):
+    source = write_files(tmp_path, {"driver.c": DRIVER % status}) / "driver.c"
+    driver = tmp_path / "libcuda.so.1"
+    subprocess.run(["gcc", "-shared", "-fPIC", source, "-o", driver], check=True)
+    load = ctypes.CDLL
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: load(str(tmp_path / name)))
+    assert gpu.devices() == count
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: load(str(tmp_path / "missing" / name)))
+    assert gpu.devices() == 0
+
+
+def test_files_with_tests_on_cuda():
+    found = gpu.chosen(own(ROOT))
+    assert {"test_attn.py", "test_attn_autograd.py", "test_attn_compile.py"} <= set(found)
+    for name in gpu.LEFT_OUT:
+        text = (ROOT / "test" / name).read_text()
+        assert "instantiate_device_type_tests(" not in text or 'globals(), only_for="cpu"' in text
+    for name in found:
+        text = (ROOT / "test" / name).read_text()
+        assert "globals())" in text or 'globals(), only_for="cuda")' in text
+
+
+@pytest.mark.parametrize(("ago", "minutes"), [(0, 4), (5, 2.5), (30, 1.5)])
+def test_minutes_left_to_measure(ago, minutes):
+    assert gpu.minutes_left(time.monotonic() - 60 * ago) == pytest.approx(minutes, abs=0.02)
+
+
+@pytest.fixture
+def steps(tmp_path, monkeypatch):
+    """The steps of bench-gpu that were taken; none of them does a thing."""
+    taken = []
+
+    def fake(where, name, returned=None):
+        monkeypatch.setattr(where, name, lambda *args, **kw: taken.append((name, args)) or returned)
+
+    stand_in(monkeypatch, tmp_path)
+    monkeypatch.setattr(build, "Stack", lambda root: None)
+    monkeypatch.setattr(build, "get", lambda release, *_: release)
+    monkeypatch.setattr(build.Graft, "__init__", lambda self, stack, base, commit: None)
+    monkeypatch.setattr(build.Graft, "nvcc", Nvcc(tmp_path / "nvcc", "13.0", (80, 90), 75))
+    monkeypatch.delenv("ATTN_BASE", raising=False)  # `make test` says which torch it tests
+    monkeypatch.setattr(gpu, "devices", lambda: 1)
+    monkeypatch.setattr(gpu, "sanitizer", lambda: "sanitizer")
+    fake(benchmark, "graft_into")
+    fake(gpu, "check")
+    fake(gpu, "sanitize")
+    fake(benchmark, "run_suites", [Result("test_attn.py", ours={"TestAttnCUDA.test_a": "passed"})])
+    fake(benchmark, "measure", 0)
+    return SimpleNamespace(taken=taken, fake=fake)
+
+
+def names(steps):
+    return [name for name, _ in steps.taken]
+
+
+def test_builds_then_tests_then_measures(steps):
+    status, output = invoke("bench-gpu", "--base", "installed", "--publish", "--only", "n=4")
+    assert status == 0 and "1 passed, 0 failed" in output and "minutes in all" in output
+    assert names(steps) == ["graft_into", "check", "run_suites", "measure"]
+    assert steps.taken[0][1] == (paths.VENV, "installed")
+    _, _, device, publish, args = steps.taken[-1][1]
+    assert (device, publish, args) == ("cuda", True, ("--minutes", "4.0", "--only", "n=4"))
+
+
+def test_measures_although_a_test_fails(steps):
+    failed = Result("test_attn.py", ours={"TestAttnCUDA.test_a": "failed"})
+    steps.fake(benchmark, "run_suites", [failed])
+    status, output = invoke("bench-gpu")
+    assert status == 1 and "0 passed, 1 failed" in output and names(steps)[-1] == "measure"
+
+
+def test_a_failure_of_the_benchmark_is_one(steps):
+    steps.fake(benchmark, "measure", 3)
+    assert invoke("bench-gpu")[0] == 3
+
+
+def test_without_a_gpu_nothing_is_built(steps, monkeypatch):
+    monkeypatch.setattr(gpu, "devices", lambda: 0)
+    status, output = invoke("bench-gpu")
+    assert (status, output) == (1, "error: no GPU: NVIDIA's driver is missing, or shows none")
+    assert names(steps) == []
+
+
+def test_without_kernels_nothing_is_built(steps, monkeypatch):
+    monkeypatch.setattr(build.Graft, "nvcc", "no nvcc")
+    assert invoke("bench-gpu") == (1, "error: no nvcc")
+    assert names(steps) == []
+
+
+def test_sanitizer_instead(steps):
+    assert invoke("bench-gpu", "--sanitize")[0] == 0
+    assert names(steps) == ["graft_into", "check", "sanitize"]
+    assert steps.taken[0][1] == (paths.VENV, "installed")
+    assert steps.taken[-1][1][0] == "sanitizer"
+
+
+def test_no_sanitizer(steps, monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ForkError, match="^no compute-sanitizer: "):
+        gpu.sanitizer()
+
+
+def sanitize(folder, script):
+    files = {"sanitizer": f"#!/bin/sh\n{script}\n", "test/test_attn.py": ""}
+    program = write_files(folder, files) / "sanitizer"
+    program.chmod(0o755)
+    gpu.sanitize(program, sys.executable, folder, folder / "logs", dict(os.environ))
+
+
+def test_each_tool_of_the_sanitizer(tmp_path):
+    said = 'echo "$@ $PYTORCH_TESTING_DEVICE_ONLY_FOR"; echo "Ran 3 tests in 1.0s"'
+    with pytest.raises(ForkError, match="^synccheck finds fault: "):
+        sanitize(tmp_path, f"{said}; [ $2 != synccheck ]")
+    said = (tmp_path / "logs/memcheck.log").read_text()
+    assert "float* cuda" in said
+    assert said.startswith("--tool memcheck --kernel-regex kns=attn_ --error-exitcode 1 ")
+
+
+def test_a_sanitizer_that_saw_no_test(tmp_path):
+    with pytest.raises(ForkError, match="^memcheck: no test ran: "):
+        sanitize(tmp_path, "echo Ran 0 tests in 0.0s")
+
+
+def test_what_is_sanitized():
+    name = "__main__.TestAttnCUDA.test_values_and_gradients_large_cuda"
+    assert fnmatchcase(f"{name}_bfloat16", gpu.SANITIZED)
+    assert not fnmatchcase(f"{name}_complex64", gpu.SANITIZED)
+
+
+def test_torch_that_cannot_use_the_gpu(tmp_path):
+    python = write_files(tmp_path, {"python": "#!/bin/sh\necho RuntimeError: too old\nexit 1\n"})
+    (python / "python").chmod(0o755)
+    with pytest.raises(ForkError, match="^torch cannot use the GPU: RuntimeError: too old"):
+        gpu.check(python / "python", tmp_path / "log")
+
+
+TESTS = """
+import sys, unittest, expecttest, xmlrunner
+from xmlrunner.result import _XMLTestResult, _TestInfo
+
+class TestBroken(expecttest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        raise ValueError("no luck")
+    def test_never(self):
+        pass
+
+class TestCUDA(expecttest.TestCase):
+    def test_pass(self):
+        pass
+    def test_fail(self):
+        self.fail("because\\x1b[1m &")
+    def test_error(self):
+        raise ValueError("wrong")
+    @unittest.skip("no need")
+    def test_skip(self):
+        pass
+    @unittest.expectedFailure
+    def test_xfail(self):
+        self.fail("known")
+    @unittest.expectedFailure
+    def test_unexpected(self):
+        pass
+    def test_subtests(self):
+        for i in range(3):
+            with self.subTest(i=i):
+                self.assertNotEqual(i, 1)
+
+setattr(TestCUDA, "test_forward-mode", TestCUDA.test_pass)
+unittest.main(
+    argv=sys.argv[:1],
+    testRunner=xmlrunner.XMLTestRunner(
+        output=sys.argv[1], verbosity=2, resultclass=_XMLTestResult
+    ),
+)
+"""
+
+
+@pytest.mark.parametrize("stand_ins", [False, True], ids=["packages", "stand_ins"])
+def test_stand_ins_report_like_the_packages(tmp_path, stand_ins):
+    file = write_files(tmp_path, {"test_it.py": TESTS}) / "test_it.py"
+    if not stand_ins:
+        pytest.importorskip("xmlrunner")
+    env = os.environ | ({"PYTHONPATH": str(ROOT / "fork/suites/stand_ins")} if stand_ins else {})
+    command = [sys.executable, file, tmp_path / "reports"]
+    done = subprocess.run(command, env=env, stderr=subprocess.PIPE, text=True)
+    messages = {}
+    tests, broken = read_reports(tmp_path / "reports", messages)
+    assert {test.removeprefix("TestCUDA.test_"): outcome for test, outcome in tests.items()} == {
+        "pass": "passed",
+        "forward-mode": "passed",
+        "fail": "failed",
+        "error": "failed",
+        "skip": "skipped",
+        "xfail": "xfailed",
+        "unexpected": "failed",
+        "subtests": "failed",
+    }
+    assert "no luck" in broken and "setUpClass" in broken
+    assert "because" in messages["TestCUDA.test_fail"]
+    assert done.returncode == 1
+    assert int(SUMMARY.search(done.stderr)[1]) == len(tests)

@@ -1,0 +1,155 @@
+"""The rooms of fork/: imports run downhill, through a room's door, and in no circle."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections import defaultdict
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+from fork.paths import ROOT
+from fork.tests.conftest import write_files
+
+ROOMS = ("overlay", "series", "graft", "source", "suites")  # a room imports from those before it
+LONGEST_MAIN = 300
+README_LINES, README_COLUMNS = 120, 100
+
+
+def modules(root: Path) -> dict[str, Path]:
+    """The modules of `root`/fork by their dotted names, tests aside."""
+    found = {}
+    for file in sorted((root / "fork").rglob("*.py")):
+        parts = file.relative_to(root).with_suffix("").parts
+        if parts[1] != "tests" and "stand_ins" not in parts and ".edit" not in file.name:
+            found[".".join(parts).removesuffix(".__init__")] = file
+    return found
+
+
+def imports(file: Path, known: set[str]) -> Iterator[tuple[str, str]]:
+    """Each module of ours that `file` imports, and the name it takes from it, if it names one."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names if alias.name in known)
+        elif isinstance(node, ast.ImportFrom) and node.module in known:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield (inner, "") if inner in known else (node.module, alias.name)
+
+
+def room_of(module: str) -> str | None:
+    part = module.split(".")[1:2]
+    return part[0] if part and part[0] in ROOMS else None
+
+
+def faults(root: Path) -> list[str]:
+    """What breaks the order of the rooms."""
+    found, graph = [], defaultdict(set)
+    known = modules(root)
+    for module, file in known.items():
+        for target, name in imports(file, set(known)):
+            if target != "fork":
+                graph[module].add(target)
+            here, there = room_of(module), room_of(target)
+            if here == there or there is None or module == "fork.__main__":
+                continue
+            if here is None or ROOMS.index(here) < ROOMS.index(there):
+                found.append(f"{module} imports {target}, which is above it")
+            if target.count(".") > 1:
+                found.append(f"{module} imports {target}, past the door of its room")
+            elif name and name not in exported(known[target]):
+                found.append(f"{module} imports {name}, which {target} does not export")
+    # A room's door imports its modules: these take from one another, not through the door.
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as e:
+        found.append(f"a circle: {' -> '.join(e.args[1])}")
+    return found
+
+
+def exported(door: Path) -> list[str]:
+    for node in ast.parse(door.read_text()).body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
+            return ast.literal_eval(node.value)
+    return []
+
+
+def test_the_order_of_the_rooms():
+    assert faults(ROOT) == []
+
+
+DOOR = {
+    f"fork/{room}/__init__.py": f"from fork.{room}.a import x\n\n__all__ = ['x']\n"
+    for room in ROOMS
+}
+INSIDE = {f"fork/{room}/a.py": "x = y = 1\n" for room in ROOMS}
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "fault"),
+    [
+        ("series/b.py", "from fork.overlay import x", None),
+        ("series/b.py", "from fork import overlay", None),
+        ("series/b.py", "def f():\n    from fork.graft import x", "which is above it"),
+        ("paths.py", "from fork import overlay", "which is above it"),
+        ("suites/b.py", "from fork.graft.a import x", "past the door"),
+        ("suites/b.py", "import fork.graft.a", "past the door"),
+        ("suites/b.py", "from fork.graft import a", "past the door"),
+        ("suites/b.py", "from fork.graft import y", "does not export"),
+        ("suites/a.py", "from fork.suites import x", "a circle: "),
+        ("suites/a.py", "from fork.suites.a import x", "a circle: "),
+    ],
+)
+def test_an_import_uphill_is_found(tmp_path, file, text, fault):
+    write_files(tmp_path, {"fork/__init__.py": "", **DOOR, **INSIDE, f"fork/{file}": text})
+    found = faults(tmp_path)
+    assert len(found) == bool(fault) and all(fault in line for line in found), found
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_rooms_door(room):
+    """It says in one line what the room is for, and exports what others use and nothing else."""
+    door = importlib.import_module(f"fork.{room}")
+    assert door.__doc__ and "\n" not in door.__doc__
+    outside = [f for m, f in modules(ROOT).items() if room_of(m) != room]
+    outside += [ROOT / "setup.py", *(ROOT / "site").rglob("*.py")]
+    used = {
+        node.attr if isinstance(node, ast.Attribute) else alias.name
+        for file in outside
+        for node in ast.walk(ast.parse(file.read_text()))
+        for alias in getattr(node, "names", [None])
+        if isinstance(node, ast.Attribute) or isinstance(alias, ast.alias)
+    }
+    assert set(door.__all__) <= used, f"nobody uses {sorted(set(door.__all__) - used)}"
+
+
+def test_each_module_says_its_job_in_a_line():
+    for module, file in modules(ROOT).items():
+        doc = ast.get_docstring(ast.parse(file.read_text()))
+        assert doc and doc.splitlines()[0].endswith((".", ":")), f"{module}: {doc}"
+
+
+def test_no_circle_in_the_benchmarks():
+    files = {f.stem: f for f in (ROOT / "benchmarks" / "attn").glob("*.py")}
+    graph = {n: {target for target, _ in imports(f, set(files))} for n, f in files.items()}
+    TopologicalSorter(graph).prepare()
+
+
+def test_no_module_is_called_as_a_folder_beside_it():
+    for file in (ROOT / "fork").rglob("*.py"):
+        assert not file.with_suffix("").is_dir(), file
+
+
+def test_the_commands_stay_short():
+    """A command parses, calls one function of a room, and prints what that returns."""
+    lines = (ROOT / "fork" / "__main__.py").read_text().splitlines()
+    assert len(lines) <= LONGEST_MAIN
+
+
+def test_the_readme_stays_short():
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= README_LINES
+    assert max(map(len, lines)) <= README_COLUMNS
