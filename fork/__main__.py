@@ -97,6 +97,15 @@ def source_command(upstream: Path | None, python: str, branch: str) -> None:
     sys.exit(suites.finish(results + own))
 
 
+@main.command(example="--test")
+@click.option("--test", is_flag=True, help="Then test it in a browser, and run what it shows.")
+def site(test: bool) -> None:
+    """Build the manual as pages to read in a browser (`make site`, `make test-site`)."""
+    if test:
+        sys.exit(suites.run_site())
+    console.print(f"{suites.build_site()}/index.html", markup=False)
+
+
 @main.command(example="--base installed")
 @BASE
 def test(release: str) -> None:

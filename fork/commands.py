@@ -28,7 +28,7 @@ class Group(click.Group):
 
     command_class = Command
     groups = {
-        "Build": ("install", "graft", "source"),
+        "Build": ("install", "graft", "source", "site"),
         "Test": ("test", "test-upstream", "test-stack", "test-sanitizers", "cuda-check", "lint"),
         "Stack": (
             *("stack", "check", "tree", "apply"),

@@ -1,11 +1,16 @@
 """Small PyTorches and small stacks to try the machinery on."""
 
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from wheel.wheelfile import WheelFile
+
+with contextlib.suppress(ImportError):  # a borrowed environment may lack it
+    # Torch imports it, which fails after something else has imported the library's own distutils.
+    import setuptools  # noqa: F401
 
 PYTHON = f"cp{sys.version_info.major}{sys.version_info.minor}"
 TAG = f"{PYTHON}-{PYTHON}"

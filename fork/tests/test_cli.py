@@ -32,6 +32,7 @@ COMMANDS = (
         "test-stack",
         "test-sanitizers",
         "source",
+        "site",
         "review",
         "bench",
         "bench-gpu",

@@ -1,4 +1,4 @@
-"""As much of unittest-xml-reporting as PyTorch's run_tests() and fork/suites.py want of it."""
+"""As much of unittest-xml-reporting as PyTorch's run_tests() and fork/suites/results.py want."""
 
 import unittest
 

@@ -1,0 +1,106 @@
+"""The pages that are made of the overlay: one per commit, the series, the releases, the note."""
+
+from __future__ import annotations
+
+import difflib
+import html
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from fork.overlay import RELEASES, Commit, Stack
+
+ROOT = Path(__file__).resolve().parent.parent
+NOTE = "docs/source/notes/attn.md"
+FENCE = "`" * 12  # longer than any in the overlay
+# What the note refers to in PyTorch's own documentation, where these are pages beside it.
+DOCUMENTATION = "https://docs.pytorch.org/docs/stable"
+ELSEWHERE = {
+    "{doc}`gradcheck`": f"[Gradcheck mechanics]({DOCUMENTATION}/notes/gradcheck.html)",
+    "{ref}`complex_autograd-doc`": f"[Autograd mechanics]({DOCUMENTATION}/notes/autograd.html)",
+}
+
+
+def diff(stack: Stack, commit: Commit, path: str) -> list[str]:
+    """The lines of a unified diff: what `commit` makes of the overlay's file `path`."""
+    before = stack.tree(commit.number - 1) if commit.number > 1 else {}
+    after = stack.tree(commit.number)
+    sides = ((f"a/{path}", before), (f"b/{path}", after))
+    texts = [tree[path].read_text().splitlines() if path in tree else [] for _, tree in sides]
+    names = [name if path in tree else "/dev/null" for name, tree in sides]
+    return list(difflib.unified_diff(*texts, *names, lineterm=""))
+
+
+def commit_page(stack: Stack, commit: Commit) -> str:
+    """A commit as a page: its message, and the diff of each of its files."""
+    parts = [f"# {commit.number}. {commit.title}", commit.body.strip(), "## Files"]
+    for path in sorted({*commit.files, *commit.removes}):
+        lines = diff(stack, commit, path)
+        added, removed = (sum(line.startswith(sign) for line in lines[2:]) for sign in "+-")
+        counts = f"+{added}" + (f" −{removed}" if removed else "")
+        summary = f"<summary>{html.escape(path)} {counts}</summary>"
+        body = "\n".join([f"{FENCE}diff", *lines, FENCE])
+        parts.append(f"<details>{summary}\n\n{body}\n\n</details>")
+    return "\n\n".join(parts) + "\n"
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a Markdown table; a column of numbers is on the right."""
+    sides = ["---:" if cell.isdigit() else "---" for cell in rows[0]]
+    return [f"| {' | '.join(row)} |" for row in (heads, sides, *rows)]
+
+
+def series_page(stack: Stack) -> str:
+    """A line per commit, and the toctree of their pages."""
+    rows = [
+        (
+            f"[{commit.number}](stack/{commit.folder.name}.md)",
+            commit.title,
+            str(len(commit.files) + len(commit.removes)),
+            str(stack.lines_added(commit)),
+            str(stack.debts(commit.number).total()),
+        )
+        for commit in stack.commits
+    ]
+    heads = ("commit", "what it does", "files", "lines added", "xfails held")
+    pages = [f"stack/{commit.folder.name}" for commit in stack.commits]
+    toctree = ["```{toctree}", ":hidden:", "", *pages, "```"]
+    return "\n".join(["# The series", "", *table(heads, rows), "", *toctree, ""])
+
+
+def releases_table() -> str:
+    rows = []
+    for entry in RELEASES:
+        words = ["the default"] if entry.get("default") else []
+        words += ["with PyTorch's own test suites"] if entry.get("suites") else []
+        graft = ", ".join(["yes", *words]) if entry.get("graft") else ""
+        rows.append((entry["torch"], "yes", graft))
+    return "\n".join(table(("PyTorch", "anchors match", "graft and tests"), rows)) + "\n"
+
+
+def note() -> str:
+    """The derivation, with links for what it refers to in the documentation it is a part of."""
+    text = (ROOT / NOTE).read_text()
+    for reference, link in ELSEWHERE.items():
+        text = text.replace(reference, link)
+    return text
+
+
+def write_pages(source: Path) -> None:
+    """Writes them below `source`, in folders that hold nothing else."""
+    stack = Stack(ROOT)
+    pages = {f"generated/stack/{c.folder.name}.md": commit_page(stack, c) for c in stack.commits}
+    pages["generated/series.md"] = series_page(stack)
+    pages["generated/releases-table.inc"] = releases_table()
+    pages["notes/attn.md"] = note()  # the place that docstrings refer to
+    for folder in ("generated", "notes"):
+        shutil.rmtree(source / folder, ignore_errors=True)
+    for name, text in pages.items():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text(text)
+
+
+def setup(app) -> dict:
+    """Called by Sphinx: writes the pages before it looks for them."""
+    app.connect("builder-inited", lambda app: write_pages(Path(app.srcdir)))
+    return {"parallel_read_safe": True}

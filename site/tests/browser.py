@@ -1,0 +1,108 @@
+"""A folder of pages served on a free port, and what a headless Chromium says of each."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+
+HEIGHT = 900
+# Of the page that is open: what is wider than the window, images that are not there, formulas that
+# are not typeset or that MathJax could not read.
+LOOK = """
+const done = arguments[arguments.length - 1];
+const ready = window.MathJax && MathJax.startup ? MathJax.startup.promise : Promise.resolve();
+ready.then(() => {
+  const wide = document.documentElement.scrollWidth - document.documentElement.clientWidth;
+  const formulas = [...document.querySelectorAll("span.math, div.math")];
+  done({
+    address: location.href,
+    wide: wide,
+    images: [...document.images].filter(i => i.complete && !i.naturalWidth).map(i => i.src),
+    plain: formulas.filter(f => !f.querySelector("mjx-container")).map(f => f.textContent),
+    errors: [...document.querySelectorAll("mjx-merror")].map(e => e.textContent),
+    formulas: formulas.length,
+    lost: [...document.querySelectorAll("a[href]")].map(a => a.href),
+    ids: [...document.querySelectorAll("[id]")].map(e => e.id),
+  });
+});
+"""
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *args):
+        pass
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The address at which `folder` is served."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=folder)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+
+
+class Browser:
+    """A headless Chromium, Debian's; one window."""
+
+    def __init__(self):
+        options = webdriver.ChromeOptions()
+        options.binary_location = "/usr/bin/chromium"
+        for option in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage"):
+            options.add_argument(option)
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+        # A driver that is named is not looked for, nor downloaded.
+        self.driver = webdriver.Chrome(options, Service("/usr/bin/chromedriver"))
+        self.driver.set_script_timeout(60)
+        self.driver.get("about:blank")  # its own first page may still be on its way
+
+    def close(self) -> None:
+        self.driver.quit()
+
+    def open(self, url: str, width: int) -> dict:
+        """Opens `url` in a window of that width; what LOOK finds there, and `faults`."""
+        size = {"width": width, "height": HEIGHT, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        for log in ("browser", "performance"):
+            self.driver.get_log(log)  # what an earlier page said
+        self.driver.get(url)
+        found = self.driver.execute_async_script(LOOK)
+        if found["address"] != url:
+            raise AssertionError(f"{url}: the browser is at {found['address']}")
+        found["faults"] = [*self._said(), *self._requests(urlsplit(url).netloc)]
+        if found["wide"] > 0:
+            found["faults"].append(f"wider than {width} pixels by {found['wide']}")
+        found["faults"] += [f"no image: {source}" for source in found["images"]]
+        found["faults"] += [f"not typeset: {text}" for text in found["plain"]]
+        found["faults"] += [f"not mathematics: {text}" for text in found["errors"]]
+        return found
+
+    def _said(self) -> Iterator[str]:
+        for entry in self.driver.get_log("browser"):
+            if entry["level"] in ("SEVERE", "WARNING"):
+                yield f"console: {entry['message']}"
+
+    def _requests(self, host: str) -> Iterator[str]:
+        for entry in self.driver.get_log("performance"):
+            event = json.loads(entry["message"])["message"]
+            about = event["params"]
+            if event["method"] == "Network.requestWillBeSent":
+                address = urlsplit(about["request"]["url"])
+                if address.scheme.startswith("http") and address.netloc != host:
+                    yield f"a request that leaves the site: {about['request']['url']}"
+            elif event["method"] == "Network.responseReceived":
+                if about["response"]["status"] >= 400:
+                    yield f"{about['response']['status']}: {about['response']['url']}"
+            elif event["method"] == "Network.loadingFailed":
+                yield f"a request failed: {about['errorText']}"
