@@ -9,8 +9,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 import torch  # noqa: E402
 
 project = "torch.attn"
-author = "the fork's authors"
-copyright = "PyTorch's licence"
+
 version = release = str(torch.__version__)
 
 extensions = [
@@ -32,6 +31,7 @@ html_favicon = "static/favicon.svg"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_copy_source = False
+html_show_copyright = False
 html_show_sphinx = False
 pygments_style = "friendly"
 pygments_dark_style = "github-dark"

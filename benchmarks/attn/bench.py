@@ -23,6 +23,7 @@ import click
 import gpu
 import memory
 import report
+import results
 import roofline
 from cases import ATTN, Case, COMPILE, CPU, EAGER, JAX, MODES, rows, SHORT, TABLES
 from contenders import Absent, as_tensors, disagreement, Problem, RUNS
@@ -307,11 +308,11 @@ def main(
         for row in result["rows"]:
             limit(row, peaks, by_name[row["case"]])
         result["peaks"] = peaks.as_dict()
-    written = report.write(result, out)
+    written = results.write(result, out)
     console.print(report.unmeasured(result), markup=False, end="")
     console.print(report.verdict(result["rows"]), markup=False)
     console.print(f"{out}: {', '.join(written)}", markup=False)
-    if not report.PLOTS:
+    if not results.PLOTS:
         console.print("no matplotlib: there is no plot (pip install matplotlib)")
     spoiled = set(result["unmeasured"].values()) - {report.TOO_LATE}
     sys.exit(bool(spoiled) or any(ATTN in row["absent"] for row in result["rows"]))

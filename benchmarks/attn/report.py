@@ -1,12 +1,5 @@
-"""What the times say: ratios, targets, a table and a plot. Made of the JSON alone.
+"""What the times say: ratios and targets, as lines and as a table."""
 
-`report.py FOLDER` makes the table and the plot of FOLDER/cpu.json and cuda.json again.
-"""
-
-import importlib.util
-import json
-import sys
-from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, NamedTuple, Optional
 
@@ -20,13 +13,10 @@ from cases import (
     MODES,
     QUIET,
     SHORT,
-    TABLES,
     Target,
     TITLES,
 )
 
-
-PLOTS = importlib.util.find_spec("matplotlib") is not None
 
 TOO_LATE = "no time was left"
 
@@ -291,23 +281,3 @@ def markdown(result: dict) -> str:
             cells = [row["case"], time(row), *(cell(row, what) for what in columns)]
             text += f"| {' | '.join(cells)} |\n"
     return text
-
-
-def write(result: dict, out: Path) -> list[str]:
-    """The files, by name, that it wrote into the folder `out`."""
-    out.mkdir(parents=True, exist_ok=True)
-    written = [f"{device_of(result)}{suffix}" for suffix in (".json", ".md")]
-    (out / written[0]).write_text(json.dumps(result, indent=1) + "\n")
-    (out / written[1]).write_text(markdown(result))
-    if PLOTS and result["rows"]:
-        import plot
-
-        written += plot.write(result, out)
-    return written
-
-
-if __name__ == "__main__":
-    folder = Path(sys.argv[1])
-    for device in TABLES:
-        if (file := folder / f"{device}.json").exists():
-            write(json.loads(file.read_text()), folder)

@@ -12,6 +12,7 @@ from fork.paths import ROOT
 sys.path.insert(0, str(ROOT / "benchmarks" / "attn"))
 
 import report  # noqa: E402
+import results  # noqa: E402
 from cases import (  # noqa: E402
     ATTN,
     CASES,
@@ -285,9 +286,9 @@ def test_without_attn_and_without_peaks():
 
 
 def test_files_are_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "PLOTS", False)
+    monkeypatch.setattr(results, "PLOTS", False)
     result = about([row(eager=[8.0, 3.0, 20.0])])
-    assert report.write(result, tmp_path / "out") == ["cpu.json", "cpu.md"]
+    assert results.write(result, tmp_path / "out") == ["cpu.json", "cpu.md"]
     assert json.loads((tmp_path / "out/cpu.json").read_text())["rows"] == result["rows"]
 
 
@@ -296,11 +297,11 @@ def test_plot(tmp_path):
     rows = [row(mode, eager=[8.0, 3.0, 20.0]) for mode in MODES]
     for found in rows:
         found.update(d=64, e=64)  # in the curves over n
-    written = report.write(about(rows), tmp_path)
+    written = results.write(about(rows), tmp_path)
     assert written == ["cpu.json", "cpu.md", "cpu.svg", "cpu.png", "cpu-dark.svg"]
     light, dark = ((tmp_path / f"cpu{x}.svg").read_text() for x in ("", "-dark"))
     assert "#ffffff" in light and "#ffffff" not in dark
-    report.write(about(rows), tmp_path)
+    results.write(about(rows), tmp_path)
     assert (tmp_path / "cpu.svg").read_text() == light
 
 
@@ -499,7 +500,7 @@ def test_the_whole_of_it_on_a_gpu(cuda, monkeypatch, tmp_path):
     torch = pytest.importorskip("torch")
     if not hasattr(torch, "attn"):
         pytest.skip("no torch.attn")
-    monkeypatch.setattr(report, "PLOTS", False)
+    monkeypatch.setattr(results, "PLOTS", False)
     status, said, result = bench_on_cuda(monkeypatch, tmp_path)
     assert status == 0, said
     found = {f"{row['case']} {row['mode']}": row for row in result["rows"]}
@@ -513,8 +514,8 @@ def test_the_whole_of_it_on_a_gpu(cuda, monkeypatch, tmp_path):
     for row in found.values():
         assert set(row["seconds"]) == {ATTN, EAGER, FUNCTION} and row["roofline"] > 0
     step = found["fp32 n=8 d=64 step"]
-    results = 4 * (3 * 8 * 64 + 8 * 64 + 8 * 8)
-    assert step["scratch"] == dict.fromkeys((ATTN, EAGER), (1 << 30) - 1000 - results)
+    given = 4 * (3 * 8 * 64 + 8 * 64 + 8 * 8)
+    assert step["scratch"] == dict.fromkeys((ATTN, EAGER), (1 << 30) - 1000 - given)
     assert "high" in cuda.precisions
     assert result["machine"]["gpu"] == "A GPU" and "driver" not in result["machine"]
     text = (tmp_path / "cuda.md").read_text()
@@ -527,7 +528,7 @@ def test_the_whole_of_it_on_a_gpu(cuda, monkeypatch, tmp_path):
 def test_what_was_not_measured(cuda, monkeypatch, tmp_path):
     import bench
 
-    monkeypatch.setattr(report, "PLOTS", False)
+    monkeypatch.setattr(results, "PLOTS", False)
     status, said, result = bench_on_cuda(monkeypatch, tmp_path, "--minutes", "1e-9")
     assert status == 0 and result["rows"] == []
     assert list(result["unmeasured"].values()) == ["no time was left"] * 4
@@ -557,7 +558,7 @@ def test_report_of_a_gpu(tmp_path):
         found.update(d=64, e=64, dtype="bfloat16", clock=clock, roofline=6.0)
     result = about(rows) | {"device": "cuda", "unmeasured": {"a": "x", "b": "y", "c": "x"}}
     result["peaks"]["flops"]["tf32"] = 4e14
-    written = report.write(result, tmp_path)
+    written = results.write(result, tmp_path)
     assert written == ["cuda.json", "cuda.md", "cuda.svg", "cuda.png", "cuda-dark.svg"]
     text = (tmp_path / "cuda.md").read_text()
     assert "Measured peaks in TFLOP/s: fp32 0, fp64 0, tf32 400." in text

@@ -19,6 +19,7 @@ from typing import Optional
 import click
 import memory
 import report
+import results
 import roofline
 from cases import ATTN, Case, CASES, COMPILE, EAGER, JAX, MODES, rows, SHORT
 from contenders import Absent, as_tensors, disagreement, Problem, RUNS
@@ -224,10 +225,10 @@ def main(only, dtypes, modes, threads, rounds, quick, no_jax, no_compile, out) -
         for row in result["rows"]:
             limit(row, peaks, by_name[row["case"]])
         result["peaks"] = peaks.as_dict()
-    written = report.write(result, out)
+    written = results.write(result, out)
     console.print(report.verdict(result["rows"]), markup=False)
     console.print(f"{out}: {', '.join(written)}", markup=False)
-    if not report.PLOTS:
+    if not results.PLOTS:
         console.print("no matplotlib: there is no plot (pip install matplotlib)")
     sys.exit(any(ATTN in row["absent"] for row in result["rows"]))
 

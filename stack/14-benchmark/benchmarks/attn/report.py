@@ -1,12 +1,5 @@
-"""What the times say: ratios, targets, a table and a plot. Made of the JSON alone.
+"""What the times say: ratios and targets, as lines and as a table."""
 
-`report.py FOLDER` makes the table and the plot of FOLDER/cpu.json again.
-"""
-
-import importlib.util
-import json
-import sys
-from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, NamedTuple, Optional
 
@@ -23,8 +16,6 @@ from cases import (
     TITLES,
 )
 
-
-PLOTS = importlib.util.find_spec("matplotlib") is not None
 
 NAME = "cpu"  # of the files
 
@@ -236,21 +227,3 @@ def markdown(result: dict) -> str:
             cells = [row["case"], time(row), *(cell(row, what) for what in columns)]
             text += f"| {' | '.join(cells)} |\n"
     return text
-
-
-def write(result: dict, out: Path) -> list[str]:
-    """The files, by name, that it wrote into the folder `out`."""
-    out.mkdir(parents=True, exist_ok=True)
-    (out / f"{NAME}.json").write_text(json.dumps(result, indent=1) + "\n")
-    (out / f"{NAME}.md").write_text(markdown(result))
-    written = [f"{NAME}.json", f"{NAME}.md"]
-    if PLOTS and result["rows"]:
-        import plot
-
-        written += plot.write(result, out)
-    return written
-
-
-if __name__ == "__main__":
-    folder = Path(sys.argv[1])
-    write(json.loads((folder / f"{NAME}.json").read_text()), folder)

@@ -1,0 +1,35 @@
+"""The results of a run, written to a folder: as they are, as tables, and as plots.
+
+`results.py FOLDER` makes the tables and plots of FOLDER/cpu.json and cuda.json again.
+"""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+from cases import TABLES
+from report import device_of, markdown
+
+
+PLOTS = importlib.util.find_spec("matplotlib") is not None
+
+
+def write(result: dict, out: Path) -> list[str]:
+    """The files, by name, that it wrote into the folder `out`."""
+    out.mkdir(parents=True, exist_ok=True)
+    written = [f"{device_of(result)}{suffix}" for suffix in (".json", ".md")]
+    (out / written[0]).write_text(json.dumps(result, indent=1) + "\n")
+    (out / written[1]).write_text(markdown(result))
+    if PLOTS and result["rows"]:
+        import plot
+
+        written += plot.write(result, out)
+    return written
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    for device in TABLES:
+        if (file := folder / f"{device}.json").exists():
+            write(json.loads(file.read_text()), folder)
