@@ -13,12 +13,15 @@ endif
 BOOTSTRAP = @command -v $(PYTHON) >/dev/null || { echo "error: no $(PYTHON): install Python 3.11 or newer, or name one with PYTHON=" >&2; exit 1; }; \
 	exec $(PYTHON) -m fork.bootstrap
 
-.PHONY: attn test test-upstream test-stack test-sanitizers source site test-site bench bench-gpu cuda-check lint clean
+.PHONY: attn test test-long test-upstream test-stack test-sanitizers source site test-site bench bench-gpu cuda-check lint clean
 attn: ## graft the tip, install it in .venv, run the lab's example
 	$(BOOTSTRAP) install --example $(if $(COMMIT),--commit $(COMMIT))
 
 test: ## the fork's tests, the operator's tests, the checks of the stack
 	$(BOOTSTRAP) test
+
+test-long: ## the same with the slow ones: every float, the largest cases
+	$(BOOTSTRAP) test --long
 
 test-upstream: ## PyTorch's own suites on the release whose source is at hand
 	$(BOOTSTRAP) test-upstream $(if $(COMMIT),--commit $(COMMIT)) $(if $(UPSTREAM),--upstream $(UPSTREAM))

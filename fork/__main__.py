@@ -106,14 +106,12 @@ def site(test: bool) -> None:
     console.print(f"{suites.build_site()}/index.html", markup=False)
 
 
-@main.command(example="--base installed")
+@main.command(example="--long --base installed")
 @BASE
-def test(release: str) -> None:
+@click.option("--long", is_flag=True, help="With every float and the largest cases.")
+def test(release: str, long: bool) -> None:
     """Run the fork's tests, the operator's tests on the tip, and the checks (`make test`)."""
-    failed = suites.run_own(release)
-    for words in failed:
-        console.print(f"failed: {words}", markup=False)
-    sys.exit(1 if failed else 0)
+    report([f"failed: {what}" for what in suites.run_own(release, long)])
 
 
 @main.command("test-upstream", example="--commit 3 --suite test_ops.py")

@@ -48,6 +48,7 @@ from torch.testing._internal.common_utils import (
     IS_LINUX,
     parametrize,
     run_tests,
+    slowTest,
     subtest,
     TEST_WITH_ASAN,
 )
@@ -1099,6 +1100,7 @@ class TestAttnKernel(AttnTestCase):
                 )
 
     # attn has more than 2**31 elements; so has each tensor below that is long.
+    @slowTest
     @largeTensorTest("6GB", device="cpu")
     @unittest.skipIf(TEST_WITH_ASAN, "too slow with ASan")
     def test_large_square(self, device):
@@ -1125,6 +1127,7 @@ class TestAttnKernel(AttnTestCase):
                 found = [x[cols] for x in actual[1:]]
                 self.assert_bitwise(found, narrow(grads[1:], attn.dtype))
 
+    @slowTest
     @largeTensorTest("9GB", device="cpu")
     @unittest.skipIf(TEST_WITH_ASAN, "too slow with ASan")
     def test_large_row(self, device):

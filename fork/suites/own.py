@@ -2,35 +2,51 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 
 from fork import paths
-from fork.console import console
+from fork.console import console, print_wide
 from fork.graft import graft_into
+from fork.overlay import Stack, check
 from fork.suites import sanitizers
 from fork.suites.files import own
-from fork.suites.report import all_failures
+from fork.suites.report import all_failures, finish, table
 from fork.suites.results import Result
-from fork.suites.run import environment, run_suites
+from fork.suites.run import TWO_THREADS, environment, run_suites
 
 
-def run_own(release: str) -> list[str]:
-    """Runs all of it with `release` grafted in .venv; the commands that failed."""
+def run_own(release: str, slow: bool) -> list[str]:
+    """Runs all of it on `release`, grafted in .venv, with `slow` the slow tests too; what failed."""
     graft_into(paths.VENV, release)
     python = paths.VENV / "bin" / "python"
-    env = environment() | {"ATTN_BASE": release}  # whose wheel the fork's tests look at
+    console.rule("the fork's tests", align="left")
+    env = environment(threads=1) | {"ATTN_BASE": release}  # whose wheel the fork's tests look at
+    command = [python, "-m", "pytest", "-q", *_side_by_side(), "fork/tests"]
     failed = []
-    for command in (
-        [python, "-m", "pytest", "-q", "fork/tests"],
-        *([python, f"test/{name}"] for name in own(paths.ROOT)),
-        [python, "-m", "fork", "check"],
-    ):
-        words = " ".join(["python", *map(str, command[1:])])
-        console.rule(words)
-        if subprocess.run(command, cwd=paths.ROOT, env=env).returncode:
-            failed.append(words)
-    console.rule()
-    return failed
+    if subprocess.run(command, cwd=paths.ROOT, env=env).returncode:
+        failed.append("the fork's tests")
+    console.rule("the operator's tests", align="left")
+    results = run_suites(
+        python,
+        paths.ROOT,
+        own(paths.ROOT),
+        log_dir=paths.BUILD / "own",
+        slow=slow,
+        variables=TWO_THREADS,
+    )
+    print_wide(table((), results))
+    if finish(results):
+        failed.append("the operator's tests")
+    console.rule("the stack", align="left")
+    problems = check(Stack(paths.ROOT))
+    return failed + problems
+
+
+def _side_by_side() -> list[str]:
+    """pytest's option for a worker on each core; none where pytest-xdist is missing."""
+    has = importlib.util.find_spec("xdist") is not None  # a borrowed environment may lack it
+    return ["--numprocesses=auto"] if has else []
 
 
 def run_sanitized(release: str) -> list[Result]:

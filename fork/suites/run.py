@@ -14,13 +14,17 @@ from pathlib import Path
 from fork import paths
 from fork.console import console, step
 from fork.errors import ForkError
-from fork.suites.files import OP, SCRIPT, SUITES, functions, is_ours
+from fork.suites.files import OP, SCRIPT, SUITES, functions, is_ours, own
 from fork.suites.report import progress
 from fork.suites.results import LACKS, Result, fault, read_reports
 
 # Where Python keeps what it compiles, of torch too, which is installed without: each file of tests
 # is a process of its own. A file that changes is compiled again: an install gives all a new time.
 BYTECODE = paths.BUILD / "bytecode"
+SLOW = {"PYTORCH_TEST_WITH_SLOW": "1"}  # which upstream's CI has in a job of its own
+# More than one also where suites run side by side: each thread has its share of the scratch.
+# They sleep when they wait, for there may be no core for what they wait for.
+TWO_THREADS = {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE"}
 
 
 def run_suites(
@@ -32,12 +36,14 @@ def run_suites(
     op: str = OP,
     jobs: int | None = None,
     timeout: float = 3600,
+    slow: bool = False,
     variables: Mapping[str, str] | None = None,
 ) -> list[Result]:
     """Run each suite of the source tree for `op` with `python`'s torch; results in that order.
 
-    `suites` gives for each the tests that are ours whatever their names, as in SUITES;
-    `variables` are further ones of the environment.
+    `suites` gives for each the tests that are ours whatever their names, as in SUITES; `slow` says
+    whether the operator's own slow tests run, as upstream's do; `variables` are further ones of the
+    environment.
     """
     # Not resolved: a virtual environment's python is a link out of it.
     python, tree, log_dir = (Path(os.path.abspath(p)) for p in (python, tree, log_dir))
@@ -49,21 +55,24 @@ def run_suites(
     cores = os.cpu_count() or 1
     jobs = max(1, min(jobs or cores, len(suites)))
     env = environment(threads=max(1, cores // jobs)) | {**(variables or {})}
+    size = {suite: (tree / "test" / suite).stat().st_size for suite in suites}
+    owns = own(tree)
+    futures = {}
     with ThreadPoolExecutor(jobs) as pool:
-        futures = [
-            pool.submit(run_suite, python, tree, suite, walks, log_dir, op, env, timeout)
-            for suite, walks in suites.items()
-        ]
+        for suite in sorted(suites, key=size.get, reverse=True):  # no long one is left for last
+            which = env | ({} if suite in owns and not slow else SLOW)
+            about = (python, tree, suite, suites[suite], log_dir, op, which, timeout)
+            futures[suite] = pool.submit(run_suite, *about)
         try:
             with step("test files") as doing:
-                for done, future in enumerate(as_completed(futures), 1):
+                for done, future in enumerate(as_completed(futures.values()), 1):
                     console.print(progress(future.result()))
                     doing.tell(done=done, total=len(futures))
                 doing.done = str(len(futures))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return [future.result() for future in futures]
+    return [futures[suite].result() for suite in suites]
 
 
 def environment(threads: int = os.cpu_count() or 1) -> dict[str, str]:
@@ -77,7 +86,6 @@ def environment(threads: int = os.cpu_count() or 1) -> dict[str, str]:
         "PYTHONNOUSERSITE": "1",
         "PYTHONPYCACHEPREFIX": str(BYTECODE),  # the tree stays as it is
         "PYTHONUNBUFFERED": "1",
-        "PYTORCH_TEST_WITH_SLOW": "1",  # which upstream's CI has in a job of its own
     }
 
 

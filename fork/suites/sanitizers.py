@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fork.console import run
 from fork.errors import ForkError
+from fork.suites.run import TWO_THREADS
 
 # The values of ATEN_CPU_CAPABILITY that choose a kernel, each of which needs those before it.
 CAPABILITIES = ("default", "avx2", "avx512")
@@ -24,10 +25,7 @@ OPTIONS = {
     # No leaks: Python never frees what it has made once. A redzone that no vector reaches across.
     "ASAN_OPTIONS": "detect_leaks=0:redzone=256",
     "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
-    # More than one also where suites run side by side: each thread has its share of the scratch.
-    # They sleep when they wait: what they wait for is slow here.
-    "OMP_NUM_THREADS": "2",
-    "OMP_WAIT_POLICY": "PASSIVE",
+    **TWO_THREADS,
     # Tests that would take too long are skipped.
     "PYTORCH_TEST_WITH_ASAN": "1",
 }

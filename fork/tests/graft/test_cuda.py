@@ -1,6 +1,8 @@
 """The kernels for CUDA without a GPU: on an emulator; and how their compiler is found."""
 
+import fcntl
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -46,17 +48,18 @@ def emulate(folder, change=lambda text: text):
     sources |= dict.fromkeys(REPLACED, '#include "cuda_emulator.h"\n')
     write_files(folder / "include", sources)
     torch = Path(importlib.util.find_spec("torch").origin).parent
-    library = folder / "emulated.so"
+    library, partial = folder / "emulated.so", folder / "partial.so"
     places = [folder / "include", HERE, torch / "include", torch / "include/torch/csrc/api/include"]
     subprocess.run(
         [
             *("g++", "-std=c++20", "-O2", "-w", "-shared", "-fPIC", "-U_FORTIFY_SOURCE"),
             *(f"-I{place}" for place in places),
-            *(HERE / "cuda_emulated.cpp", "-o", library),
+            *(HERE / "cuda_emulated.cpp", "-o", partial),
             *(f"-L{torch / 'lib'}", "-ltorch", "-ltorch_cpu", "-lc10"),
         ],
         check=True,
     )
+    partial.rename(library)
     return library
 
 
@@ -76,9 +79,17 @@ def run_tests(library, *options, device=(9, 227 << 10, 1)):
     return done.returncode == 0, done.stdout, int(launches[1])
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def library(tmp_path_factory):
-    return emulate(tmp_path_factory.mktemp("emulated"))
+    """Compiled once, also where several workers of pytest want it."""
+    base = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent  # a worker's own is a folder there
+    folder = base / "emulated"
+    with (base / "emulated.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        made = folder / "emulated.so"
+        return made if made.exists() else emulate(folder)
 
 
 # The more multiprocessors, the smaller the blocks of matrices as small as the tests': with so
