@@ -17,7 +17,7 @@ from fork.suites.run import TWO_THREADS, environment, run_suites
 
 
 def run_own(release: str, slow: bool) -> list[str]:
-    """Runs all of it on `release`, grafted in .venv, with `slow` the slow tests too; what failed."""
+    """Runs all of it on `release` in .venv, with `slow` the slow tests too; what failed."""
     graft_into(paths.VENV, release)
     python = paths.VENV / "bin" / "python"
     console.rule("the fork's tests", align="left")

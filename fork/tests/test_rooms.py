@@ -29,15 +29,19 @@ def modules(root: Path) -> dict[str, Path]:
     return found
 
 
-def imports(file: Path, known: set[str]) -> Iterator[tuple[str, str]]:
-    """Each module of ours that `file` imports, and the name it takes from it, if it names one."""
+def imports(file: Path, known: dict[str, Path]) -> Iterator[tuple[str, str]]:
+    """Each module of ours that `file` imports, and the name it takes from it, if it names one.
+
+    What a room exports under the name of one of its modules is the export.
+    """
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             yield from ((alias.name, "") for alias in node.names if alias.name in known)
         elif isinstance(node, ast.ImportFrom) and node.module in known:
             for alias in node.names:
                 inner = f"{node.module}.{alias.name}"
-                yield (inner, "") if inner in known else (node.module, alias.name)
+                module = inner in known and alias.name not in exported(known[node.module])
+                yield (inner, "") if module else (node.module, alias.name)
 
 
 def room_of(module: str) -> str | None:
@@ -50,7 +54,7 @@ def faults(root: Path) -> list[str]:
     found, graph = [], defaultdict(set)
     known = modules(root)
     for module, file in known.items():
-        for target, name in imports(file, set(known)):
+        for target, name in imports(file, known):
             if target != "fork":
                 graph[module].add(target)
             here, there = room_of(module), room_of(target)
@@ -134,7 +138,7 @@ def test_each_module_says_its_job_in_a_line():
 
 def test_no_circle_in_the_benchmarks():
     files = {f.stem: f for f in (ROOT / "benchmarks" / "attn").glob("*.py")}
-    graph = {n: {target for target, _ in imports(f, set(files))} for n, f in files.items()}
+    graph = {n: {target for target, _ in imports(f, files)} for n, f in files.items()}
     TopologicalSorter(graph).prepare()
 
 
