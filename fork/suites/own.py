@@ -46,7 +46,7 @@ def run_own(release: str, slow: bool) -> list[str]:
 def _side_by_side() -> list[str]:
     """pytest's option for a worker on each core; none where pytest-xdist is missing."""
     has = importlib.util.find_spec("xdist") is not None  # a borrowed environment may lack it
-    return ["--numprocesses=auto"] if has else []
+    return ["--numprocesses=auto", "--dist=worksteal"] if has else []
 
 
 def run_sanitized(release: str) -> list[Result]:
