@@ -3,7 +3,10 @@
 import ast
 import io
 import logging
+import os
 import re
+import subprocess
+import sys
 import tempfile
 from collections import Counter
 from contextlib import nullcontext
@@ -899,6 +902,24 @@ class TestAttnExport(CompileTestCase):
     def inputs(self, device, sizes=SIZES[0]):
         return tuple(sized(*sizes).make(device, torch.float)[0])
 
+    # What export writes an operator as must be that operator, for complex tensors too.
+    @dtypes(torch.double, torch.cdouble)
+    @parametrize("given", subsets(OUTPUTS))
+    def test_decomposition(self, device, dtype, given):
+        (q, k, v), grads = BATCHED.make(device, dtype)
+        table = torch._decomp.decomposition_table
+        results = torch.attn(q, k, v)
+        self.assertEqual(table[aten.attn.default](q, k, v), tuple(results))
+        grads = [g if name in given else None for name, g in zip(OUTPUTS, grads)]
+        for mask in product((False, True), repeat=3):
+            tensors = *grads, q, k, v, results.attn, list(mask)
+            actual = table[aten._attn_backward.default](*tensors)
+            expected = aten._attn_backward(*tensors)
+            for x, y, wanted in zip(actual, expected, mask):
+                if wanted and (x is not None or y is not None):
+                    zero = torch.zeros_like(x if y is None else y)
+                    self.assertEqual(zero if x is None else x, zero if y is None else y)
+
     @parametrize("dynamic_shapes", DYNAMIC_SHAPES)
     @parametrize("strict", (False, True))
     def test_export(self, device, strict, dynamic_shapes):
@@ -1035,7 +1056,8 @@ class TestAttnInductor(CompileTestCase):
     def test_no_implicit_fallback(self, device):
         with torch._inductor.config.patch(force_disable_caches=True):
             self.assertEqual(self.implicit_fallbacks(device), [])
-            # The message that is missing here does come without our lines.
+            # The message that is missing here does come without our lines; with CI set
+            # it would be an error.
             torch._dynamo.reset()
             without = {
                 op: x
@@ -1050,12 +1072,24 @@ class TestAttnInductor(CompileTestCase):
             }
             with (
                 mock.patch.dict(lowering.lowerings, without, clear=True),
+                mock.patch.dict(os.environ, {"CI": ""}),
                 # An implicit fallback leaves its constraint here, for good.
                 mock.patch.dict(lowering._maybe_layout_constraints),
             ):
                 self.assertEqual(
                     len([x for x in self.implicit_fallbacks(device) if "attn" in x]), 2
                 )
+
+    # With CI set, a fallback that has a decomposition is an error unless it says that
+    # it is meant; the import raises it, so that nothing could be compiled.
+    def test_import_in_ci(self, device):
+        run = subprocess.run(
+            [sys.executable, "-c", "import torch._inductor.lowering"],
+            env=os.environ | {"CI": "1"},
+            capture_output=True,
+            text=True,
+        )
+        self.assertEqual(run.returncode, 0, run.stderr)
 
     def test_in_a_bigger_graph(self, device):
         model = BiggerModel().to(device)
