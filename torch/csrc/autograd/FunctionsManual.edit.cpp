@@ -147,7 +147,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> attn_double_backward(
 
 // The tangents of grad_q = S̄ conj(k), grad_k = S̄ᵀ conj(q) and grad_v = attnᴴ
 // G_o. With D = conj(1 - attn²), S̄ = G ∘ D and G = G_o vᴴ + G_a:
-//   grad_q_t = S̄_t conj(k) + S̄ conj(k_t), grad_k_t = S̄_tᵀ conj(q) + S̄ᵀ conj(q_t)
+//   grad_q_t = S̄_t conj(k) + S̄ conj(k_t)
+//   grad_k_t = S̄_tᵀ conj(q) + S̄ᵀ conj(q_t)
 //   S̄_t = G_t ∘ D - 2 G ∘ conj(attn ∘ attn_t)
 //   G_t = G_o_t vᴴ + G_o v_tᴴ + G_a_t
 //   grad_v_t = attn_tᴴ G_o + attnᴴ G_o_t

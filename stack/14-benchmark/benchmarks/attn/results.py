@@ -8,7 +8,7 @@ import json
 import sys
 from pathlib import Path
 
-from report import NAME, markdown
+from report import markdown, NAME
 
 
 PLOTS = importlib.util.find_spec("matplotlib") is not None
