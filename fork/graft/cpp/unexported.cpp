@@ -1,7 +1,18 @@
 // What generated code calls and libtorch_cpu does not export.
 #include <ATen/functorch/DynamicLayer.h>
 #include <ATen/functorch/PlumbingHelper.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/generated/VariableType.h>
+
+namespace torch::autograd {
+
+// What the generator makes of `zeros_like(x)` in a formula.
+at::Tensor TypeAndSize::zeros() {
+  return at::zeros_symint(sym_sizes, options);
+}
+
+} // namespace torch::autograd
 
 namespace torch::autograd::VariableType {
 
