@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from functools import partial
 from pathlib import Path
 
 import click
@@ -11,6 +10,19 @@ import click
 from fork import graft, overlay, paths, series, source, suites
 from fork.commands import Group, report
 from fork.console import console, print_wide
+from fork.options import (
+    ARGS,
+    BRANCH,
+    CHECKOUT,
+    GRAFT_COMMIT,
+    NEW,
+    PASSES_ON,
+    PUBLISH,
+    SUITES_UPSTREAM,
+    base_option,
+    commit_option,
+    upstream_option,
+)
 from fork.overlay import Stack, Upstream, default_release
 
 
@@ -22,32 +34,7 @@ def main() -> None:
     """
 
 
-FOLDER = click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path)
-NEW = click.Path(path_type=Path)
-CHECKOUT = click.argument("tree", type=FOLDER)
-BRANCH = click.option(
-    "--branch", default="attn", show_default=True, help="The branch that the commits are on."
-)
-upstream_option = partial(click.option, "--upstream", type=FOLDER, envvar="UPSTREAM")
-SUITES_UPSTREAM = upstream_option(
-    help="A source tree of the release to test on.  [default: Debian 13's source package]"
-)
-commit_option = partial(click.option, "--commit", type=int)
-GRAFT_COMMIT = commit_option(help="Graft commits 1 to this one.  [default: all]")
-base_option = partial(
-    click.option,
-    *("--base", "release"),
-    show_default=True,
-    envvar="ATTN_BASE",
-    help="Release of torch to graft onto, the path of its wheel, or `installed`.",
-)
 BASE = base_option(default=default_release())
-# The options that a command doesn't have are the benchmark's.
-PASSES_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
-PUBLISH = click.option(
-    "--publish", is_flag=True, help="Keep the results in fork/results, for the README."
-)
-ARGS = click.argument("args", nargs=-1, type=click.UNPROCESSED)
 
 
 @main.command(example="--example --base 2.6.0 --commit 4")
@@ -97,13 +84,17 @@ def source_command(upstream: Path | None, python: str, branch: str) -> None:
     sys.exit(suites.finish(results + own))
 
 
+@main.command()
+def course() -> None:
+    """Run the course's lessons, exercises and extension (`make course`)."""
+    sys.exit(suites.run_course())
+
+
 @main.command(example="--test")
 @click.option("--test", is_flag=True, help="Then test it in a browser, and run what it shows.")
 def site(test: bool) -> None:
-    """Build the manual as pages to read in a browser (`make site`, `make test-site`)."""
-    if test:
-        sys.exit(suites.run_site())
-    console.print(f"{suites.build_site()}/index.html", markup=False)
+    """Build the pages of the manual and the course (`make site`, `make test-site`)."""
+    sys.exit(suites.run_site(test))
 
 
 @main.command(example="--long --base installed")
@@ -168,6 +159,19 @@ def lint(fix: bool) -> None:
 def stack() -> None:
     """Print the series: a line per commit."""
     print_wide(series.table(Stack(paths.ROOT)))
+
+
+@main.command(example="log_cosh '(Tensor self) -> Tensor' --into ~/log_cosh")
+@click.argument("name")
+@click.argument("schema")
+@click.option("--into", type=NEW, help="A new folder, which gets the machinery too, and no attn.")
+def new(name: str, schema: str, into: Path | None) -> None:
+    """Write the skeleton of a commit that adds the operator NAME with that SCHEMA.
+
+    It grafts at once. What is left to do in it says TODO, and a test fails for it.
+    """
+    for path in overlay.new(paths.ROOT, name, schema, into):
+        console.print(path, markup=False)
 
 
 @main.command(example="--fetch --upstream ~/pytorch")

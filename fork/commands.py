@@ -29,9 +29,12 @@ class Group(click.Group):
     command_class = Command
     groups = {
         "Build": ("install", "graft", "source", "site"),
-        "Test": ("test", "test-upstream", "test-stack", "test-sanitizers", "cuda-check", "lint"),
+        "Test": (
+            *("test", "test-upstream", "test-stack", "test-sanitizers", "cuda-check"),
+            *("course", "lint"),
+        ),
         "Stack": (
-            *("stack", "check", "tree", "apply"),
+            *("stack", "new", "check", "tree", "apply"),
             *("commits", "absorb", "export", "review"),
         ),
         "Measure": ("bench", "bench-gpu"),

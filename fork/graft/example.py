@@ -1,8 +1,7 @@
 """The lab's example, run for real on the installed torch: values, graph node, gradient checks."""
 
-from torch.autograd import gradcheck, gradgradcheck
-
 import torch
+from torch.autograd import gradcheck, gradgradcheck
 
 
 def main() -> int:

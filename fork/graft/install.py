@@ -13,7 +13,7 @@ from fork.console import console, run, step
 from fork.errors import ForkError
 from fork.graft.base import rpath
 from fork.graft.build import Graft, open_graft
-from fork.overlay import NATIVE
+from fork.overlay import NATIVE, operators
 
 UNDER_WAY = "installing"
 
@@ -27,11 +27,19 @@ def graft_into(venv: Path, release: str, commit: int | None = None) -> Graft:
 
 
 def run_example(graft: Graft, venv: Path) -> int:
-    """Runs the lab's example with the torch of `venv`; its exit status."""
+    """Runs the lab's example with the torch of `venv`; its exit status.
+
+    Another repository's operators have no example: what they are is printed.
+    """
     if NATIVE not in graft.tree:
         number = graft.commit.number
         console.print(f"commit {number} has no operator yet, so there is no example to run")
         return 0
+    names = operators(graft.root)
+    if "attn" not in names:
+        shown = "; ".join(f"print(torch.ops.aten.{op}.default._schema)" for op in names)
+        command = [venv / "bin" / "python", "-P", "-c", f"import torch; {shown}"]
+        return subprocess.run(command).returncode
     command = [venv / "bin" / "python", "-m", "fork.graft.example"]
     return subprocess.run(command, cwd=paths.ROOT).returncode
 

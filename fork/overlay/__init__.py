@@ -2,6 +2,7 @@
 
 from fork.overlay.check import check
 from fork.overlay.edit import MARK, Edit, blank_lines, is_edit, is_source, resolve, target_of
+from fork.overlay.new import new
 from fork.overlay.releases import (
     RELEASES,
     default_release,
@@ -17,6 +18,7 @@ from fork.overlay.stack import (
     Commit,
     Stack,
     files_under,
+    operators,
 )
 from fork.overlay.tree import apply, copy_pristine, make_tree, write
 from fork.overlay.upstream import UNPACKED, Upstream, is_grafted, wheel_place
@@ -45,6 +47,8 @@ __all__ = [
     "is_grafted",
     "is_source",
     "make_tree",
+    "new",
+    "operators",
     "resolve",
     "suites_release",
     "target_of",

@@ -44,6 +44,13 @@ def files_under(folder: Path, skip: Set[str] = frozenset()) -> list[str]:
     return sorted(found)
 
 
+def operators(root: Path) -> list[str]:
+    """The public operators that the tip of the repository at `root` declares."""
+    native = root / NATIVE
+    text = native.read_text() if native.is_file() else ""
+    return re.findall(r"^- func: ([a-z]\w*)[.(]", text, re.M)
+
+
 @dataclass(frozen=True)
 class Commit:
     """One commit of the series: what `stack/NN-name/commit.md` says."""
@@ -207,6 +214,8 @@ class Stack:
         for title in SECTIONS:
             if not commit.section(title):
                 found.append(f"{commit}: commit.md has no '## {title}', or an empty one")
+        if "TODO(" in commit.title + commit.body:
+            found.append(f"{commit}: something in commit.md is still to do")
         if re.findall(r"^## (.*)", commit.body, re.M) != list(SECTIONS):
             found.append(f"{commit}: commit.md has the sections {', '.join(SECTIONS)}, no other")
         if cut := PATCH_BEGINS.search(commit.body):

@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-OP = "attn"
+from fork import paths
+from fork.overlay import operators
 
 # PyTorch's test files that go through all OpInfos, native functions, schemas or public functions.
 # Beside each, as `Class.test`, the tests that go through a whole registry under a name that is not
@@ -64,10 +65,13 @@ SCRIPT = "attn_function.py"
 
 
 def own(tree: Path) -> dict[str, tuple[str, ...]]:
-    """The operator's own test files in a tree, as suites: all of their tests are ours."""
+    """The operators' own test files in a tree, as suites: all of their tests are ours."""
     test = tree / "test"
-    files = [*test.glob(SCRIPT), *sorted(test.glob(f"test_{OP}*.py"))]
-    return {file.name: ("*",) for file in files}
+    files = {
+        *test.glob(SCRIPT),
+        *(f for op in operators(paths.ROOT) for f in test.glob(f"test_{op}*.py")),
+    }
+    return {file.name: ("*",) for file in sorted(files)}
 
 
 def functions(file: Path) -> set[str]:

@@ -14,7 +14,8 @@ from pathlib import Path
 from fork import paths
 from fork.console import console, step
 from fork.errors import ForkError
-from fork.suites.files import OP, SCRIPT, SUITES, functions, is_ours, own
+from fork.overlay import operators
+from fork.suites.files import SCRIPT, SUITES, functions, is_ours, own
 from fork.suites.report import progress
 from fork.suites.results import LACKS, Result, fault, read_reports
 
@@ -33,17 +34,17 @@ def run_suites(
     suites: Mapping[str, Sequence[str]] = SUITES,
     *,
     log_dir: Path,
-    op: str = OP,
+    ops: Sequence[str] | None = None,
     jobs: int | None = None,
     timeout: float = 3600,
     slow: bool = False,
     variables: Mapping[str, str] | None = None,
 ) -> list[Result]:
-    """Run each suite of the source tree for `op` with `python`'s torch; results in that order.
+    """Run each suite of the source tree with `python`'s torch; results in that order.
 
-    `suites` gives for each the tests that are ours whatever their names, as in SUITES; `slow` says
-    whether the operator's own slow tests run, as upstream's do; `variables` are further ones of the
-    environment.
+    `ops` are the operators whose tests run, by default this clone's; `suites` gives for each the
+    tests that are ours whatever their names, as in SUITES; `slow` says whether the operators' own
+    slow tests run, as upstream's do; `variables` are further ones of the environment.
     """
     # Not resolved: a virtual environment's python is a link out of it.
     python, tree, log_dir = (Path(os.path.abspath(p)) for p in (python, tree, log_dir))
@@ -55,13 +56,14 @@ def run_suites(
     cores = os.cpu_count() or 1
     jobs = max(1, min(jobs or cores, len(suites)))
     env = environment(threads=max(1, cores // jobs)) | {**(variables or {})}
+    ops = operators(paths.ROOT) if ops is None else ops
     size = {suite: (tree / "test" / suite).stat().st_size for suite in suites}
     owns = own(tree)
     futures = {}
     with ThreadPoolExecutor(jobs) as pool:
         for suite in sorted(suites, key=size.get, reverse=True):  # no long one is left for last
             which = env | ({} if suite in owns and not slow else SLOW)
-            about = (python, tree, suite, suites[suite], log_dir, op, which, timeout)
+            about = (python, tree, suite, suites[suite], log_dir, ops, which, timeout)
             futures[suite] = pool.submit(run_suite, *about)
         try:
             with step("test files") as doing:
@@ -95,7 +97,7 @@ def run_suite(
     suite: str,
     walks: Sequence[str],
     log_dir: Path,
-    op: str,
+    ops: Sequence[str],
     env: dict,
     timeout: float,
 ) -> Result:
@@ -107,7 +109,7 @@ def run_suite(
         log = log_dir / f"{name}.log"
         command = [python, suite]
         if suite != SCRIPT:
-            patterns = [op, *(f"*.{walk}" for walk in walks)]  # "*.": the module's name
+            patterns = [*ops, *(f"*.{walk}" for walk in walks)]  # "*.": the module's name
             command += ["-v", *(f"-k{p}" for p in patterns), f"--save-xml={reports}"]
         start = time.monotonic()
         with open(log, "wb") as out:
@@ -129,9 +131,9 @@ def run_suite(
     tests, broken = read_reports(reports, result.messages)
     written = functions(tree / "test" / suite)
     for test, outcome in tests.items():
-        ours = any(fnmatchcase(test, walk) for walk in walks) or is_ours(
-            test.rpartition(".")[2], written, op
-        )
+        name = test.rpartition(".")[2]
+        ours = any(fnmatchcase(test, walk) for walk in walks)
+        ours = ours or any(is_ours(name, written, op) for op in ops)
         (result.ours if ours else result.upstreams)[test] = outcome
     text = log.read_text(errors="replace")
     if status is None:

@@ -1,5 +1,6 @@
 """The commands as a user calls them."""
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -25,20 +26,10 @@ from fork.suites.results import Result
 from fork.tests.conftest import git, message, write_files
 
 COMMANDS = (
-    *("check", "stack", "tree", "apply", "commits", "export", "absorb", "graft", "install"),
-    *(
-        "test",
-        "test-upstream",
-        "test-stack",
-        "test-sanitizers",
-        "source",
-        "site",
-        "review",
-        "bench",
-        "bench-gpu",
-        "cuda-check",
-        "lint",
-    ),
+    *("check", "stack", "new", "tree", "apply", "commits", "export", "absorb", "review"),
+    *("graft", "install", "source", "site"),
+    *("test", "test-upstream", "test-stack", "test-sanitizers", "cuda-check", "course", "lint"),
+    *("bench", "bench-gpu"),
 )
 
 
@@ -78,7 +69,7 @@ def test_the_example_of_each_command_is_one_that_it_takes(command, monkeypatch):
     example = main.commands[command].example
     assert example.split()[:4] == ["python", "-m", "fork", command]
     assert example in invoke(command, "--help")[1]
-    args = [arg.replace("~/pytorch", str(ROOT)) for arg in example.split()[4:]]
+    args = [arg.replace("~/pytorch", str(ROOT)) for arg in shlex.split(example)[4:]]
     main.commands[command].make_context(command, args)
 
 

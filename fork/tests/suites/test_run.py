@@ -194,7 +194,7 @@ def test_a_script_fails_by_its_exit_status(tree, end):
 
 
 def test_nothing_selected_is_zero_not_broken(tree):
-    result = one(tree, "", op="no_such_operator")
+    result = one(tree, "", ops=["no_such_operator"])
     assert (result.ran, result.broken, result.ok) == (0, "", True)
 
 

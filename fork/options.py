@@ -1,0 +1,34 @@
+"""The options and arguments that several commands have."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import click
+
+FOLDER = click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path)
+NEW = click.Path(path_type=Path)
+CHECKOUT = click.argument("tree", type=FOLDER)
+BRANCH = click.option(
+    "--branch", default="attn", show_default=True, help="The branch that the commits are on."
+)
+upstream_option = partial(click.option, "--upstream", type=FOLDER, envvar="UPSTREAM")
+SUITES_UPSTREAM = upstream_option(
+    help="A source tree of the release to test on.  [default: Debian 13's source package]"
+)
+commit_option = partial(click.option, "--commit", type=int)
+GRAFT_COMMIT = commit_option(help="Graft commits 1 to this one.  [default: all]")
+base_option = partial(
+    click.option,
+    *("--base", "release"),
+    show_default=True,
+    envvar="ATTN_BASE",
+    help="Release of torch to graft onto, the path of its wheel, or `installed`.",
+)
+# The options that a command doesn't have are the benchmark's.
+PASSES_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+PUBLISH = click.option(
+    "--publish", is_flag=True, help="Keep the results in fork/results, for the README."
+)
+ARGS = click.argument("args", nargs=-1, type=click.UNPROCESSED)

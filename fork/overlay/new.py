@@ -1,0 +1,306 @@
+"""The skeleton of a commit that adds an operator: all that PyTorch wants to know of it."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+
+from fork.errors import ForkError
+from fork.overlay.edit import Edit, is_edit
+from fork.overlay.stack import DERIVATIVES, NATIVE, Commit, Stack, files_under, operators
+
+HERE = Path(__file__).parent / "skeleton"
+# A type of a schema -> in C++, and a value for the samples.
+TYPES = {
+    "Tensor": ("const Tensor&", ""),
+    "Scalar": ("const Scalar&", "0.5"),
+    "float": ("double", "0.5"),
+    "int": ("int64_t", "2"),
+    "bool": ("bool", "True"),
+}
+# Of this repository, what another one needs: the machinery, and what drives it.
+MACHINERY = (
+    *("fork", "CMakeLists.txt", "Makefile", "pyproject.toml", "requirements.txt", "setup.py"),
+    *(".clang-format", ".gitignore", ".yamllint"),
+)
+LEFT = {"results", "tests"}  # folders of fork/ that are about attn
+TARGETS = ("attn", "test", "test-upstream", "test-stack", "lint", "clean")  # of the Makefile
+NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
+
+
+@dataclass(frozen=True)
+class Argument:
+    name: str
+    type: str  # of TYPES
+    default: str | None
+    keyword_only: bool
+
+    @property
+    def python(self) -> str:
+        return self.name if self.default is None else f"{self.name}={self.default}"
+
+
+@dataclass(frozen=True)
+class Operator:
+    """What a schema says."""
+
+    name: str
+    schema: str
+    arguments: tuple[Argument, ...]
+    results: tuple[str, ...]  # their names; an empty one for a result without
+
+    @property
+    def tensors(self) -> list[str]:
+        return [a.name for a in self.arguments if a.type == "Tensor"]
+
+    @property
+    def camel(self) -> str:
+        return "".join(word.capitalize() for word in self.name.split("_"))
+
+
+def new(root: Path, name: str, schema: str, into: Path | None = None) -> list[str]:
+    """Writes the skeleton as the stack's next commit, or as the first one of a folder of its own.
+
+    Args:
+        root: this repository.
+        name: of the operator.
+        schema: as native_functions.yaml has it, with or without the name before the parenthesis.
+        into: a folder that does not exist yet: gets the machinery too, and no other operator.
+
+    Returns:
+        The files written, as paths below the repository.
+
+    Raises:
+        ForkError: for a name or a schema that cannot be taken; nothing is written then.
+    """
+    operator = parse(name, schema)
+    if into is None:
+        stack = Stack(root)
+        commits = stack.commits
+    else:
+        stack, commits = None, []
+        if into.exists() and (not into.is_dir() or any(into.iterdir())):
+            raise ForkError(f"{into}: exists; name a new folder")
+    taken = operators(root) if stack else []
+    if name in taken or any(c.folder.name[3:] == name.replace("_", "-") for c in commits):
+        raise ForkError(f"{name}: the stack has an operator or a commit of that name")
+    if upstream_has(name):
+        raise ForkError(f"{name}: PyTorch has a function of that name")
+    files = skeleton(operator)
+    target = root if into is None else into
+    for path in files:
+        exists = (target / path).exists()
+        if exists and not is_edit(path):
+            raise ForkError(f"{path}: exists already")
+        if exists and not any(path in c.files for c in commits):
+            raise ForkError(f"{path}: no commit of the stack claims this file")
+    if into is not None:
+        copy_machinery(root, into, operator)
+    number = len(commits) + 1
+    folder = target / "stack" / f"{number:02d}-{name.replace('_', '-')}"
+    written = []
+    for path, text in files.items():
+        place = target / path
+        if is_edit(path) and place.exists():
+            keep_version(stack, commits, path)
+            text = joined(path, place.read_text(), text)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text)
+        written.append(path)
+    folder.mkdir(parents=True)
+    message = fill("commit.md", operator)
+    title, body = re.fullmatch(r"# (.+)\n\n(.*)", message, re.S).groups()
+    commit = Commit(number, folder, title, body, tuple(sorted(files)), ())
+    (folder / "commit.md").write_text(commit.text())
+    return [*sorted(written), f"stack/{folder.name}/commit.md"]
+
+
+def parse(name: str, schema: str) -> Operator:
+    """What PyTorch's own parser makes of it; a ForkError says what is wrong."""
+    if not NAME.fullmatch(name):
+        raise ForkError(f"{name}: an operator is named in small letters, say log_cosh")
+    text = schema.strip()
+    if text.startswith("("):
+        text = f"{name}{text}"
+    if importlib.util.find_spec("torchgen") is None:
+        raise ForkError("no torch is installed, whose parser reads a schema: run `make attn` first")
+    from torchgen.model import BaseType, FunctionSchema
+
+    try:
+        found = FunctionSchema.parse(text)
+    except (AssertionError, RuntimeError, ValueError) as e:
+        reason = " ".join(str(e).split()) or "PyTorch's parser does not take it"
+        example = f'"{name}(Tensor self, *, float scale=1.0) -> Tensor"'
+        raise ForkError(f"{schema}: {reason}; a schema reads like {example}") from None
+    if str(found.name) != name:
+        raise ForkError(f"{schema}: a schema of {found.name}, and the operator is {name}")
+    given = found.arguments
+    if given.out or given.tensor_options:
+        raise ForkError(f"{schema}: an out argument, or those that make a new tensor: not for this")
+    arguments = []
+    keywords = [a.name for a in given.pre_tensor_options_kwarg_only]
+    for a in given.flat_non_out:
+        if not isinstance(a.type, BaseType) or str(a.type) not in TYPES or a.annotation:
+            takes = ", ".join(TYPES)
+            raise ForkError(f"{schema}: {a}: the skeleton takes {takes} only")
+        default = a.default
+        if default in ("true", "false"):
+            default = default.capitalize()
+        arguments.append(Argument(a.name, str(a.type), default, a.name in keywords))
+    if not found.returns or any(str(r.type) != "Tensor" or r.annotation for r in found.returns):
+        raise ForkError(f"{schema}: a result that is not a new Tensor")
+    if not any(a.type == "Tensor" for a in arguments):
+        raise ForkError(f"{schema}: takes no Tensor, so there is nothing to differentiate")
+    results = tuple(r.name or "" for r in found.returns)
+    return Operator(name, str(found), tuple(arguments), results)
+
+
+def upstream_has(name: str) -> bool:
+    """Whether PyTorch has a native function, or anything public, of that name."""
+    import torch
+    import torchgen
+
+    native = Path(torchgen.__file__).parent / "packaged/ATen/native/native_functions.yaml"
+    declared = re.search(rf"^- func: {re.escape(name)}[.(]", native.read_text(), re.M)
+    return bool(declared) or hasattr(torch, name)
+
+
+def skeleton(op: Operator) -> dict[str, str]:
+    """Path -> text, of an edit what it adds."""
+    args = [a.python for a in op.arguments]
+    if any(a.keyword_only for a in op.arguments):
+        first = next(i for i, a in enumerate(op.arguments) if a.keyword_only)
+        args.insert(first, "*")
+    derivative = []
+    if len(op.results) > 1:
+        named = f"grad_{op.results[0]}" if op.results[0] else "grads[0]"
+        derivative.append(
+            f"  # The gradient of a result that is not used is undefined: {named}.defined()"
+        )
+    derivative += [
+        f'  {t}: not_implemented("TODO({op.name}) the gradient of {t}")' for t in op.tensors
+    ]
+    parts = {
+        NATIVE: (
+            "# @@ before: - func: baddbmm(Tensor self, Tensor batch1,",
+            [f"- func: {op.schema}", "  dispatch:", f"    CompositeExplicitAutograd: {op.name}"],
+        ),
+        DERIVATIVES: (
+            "# @@ before: - name: baddbmm(Tensor self, Tensor batch1,",
+            [f"- name: {op.schema}", *derivative],
+        ),
+        "build_variables.edit.bzl": (
+            '# @@ before: "aten/src/ATen/native/AveragePool2d.cpp",',
+            [f'    "aten/src/ATen/native/{op.camel}.cpp",'],
+        ),
+        "docs/source/torch.edit.rst": (".. @@ before: baddbmm", [f"    {op.name}"]),
+        "torch/_dynamo/trace_rules.edit.py": (
+            '# @@ before: "torch.avg_pool1d",',
+            [f'        "torch.{op.name}",'],
+        ),
+        "torch/_torch_docs.edit.py": (
+            '# @@ after: torch.histogramdd.__module__ = "torch"',
+            fill("docs.py", op).splitlines(),
+        ),
+        "torch/overrides.edit.py": (
+            "# @@ after: torch.atleast_3d: lambda",
+            [f"        torch.{op.name}: lambda {', '.join(args)}: -1,"],
+        ),
+    }
+    files = {path: "\n".join([mark, *lines]) + "\n" for path, (mark, lines) in parts.items()}
+    opinfos = "torch/testing/_internal/opinfo/definitions"
+    files[f"{opinfos}/__init__.edit.py"] = (
+        f"# @@ before: _masked,\n    {op.name},\n\n"
+        f"# @@ before: *_masked.op_db,\n    *{op.name}.op_db,\n"
+    )
+    files[f"{opinfos}/{op.name}.py"] = fill("opinfo.py", op)
+    files[f"aten/src/ATen/native/{op.camel}.cpp"] = fill("kernel.cpp", op)
+    files[f"test/test_{op.name}.py"] = fill("test.py", op)
+    return files
+
+
+def fill(template: str, op: Operator) -> str:
+    """A file of skeleton/ for this operator."""
+    tensors = op.tensors
+    shapes = [f"shape_{t}" if len(tensors) > 1 else "shape" for t in tensors]
+    positional = [a for a in op.arguments if not a.keyword_only]
+    of = dict(zip(tensors, shapes, strict=True))
+    sample = [f"make({of[a.name]})" if a.name in of else TYPES[a.type][1] for a in positional]
+    sample += [f"{a.name}={TYPES[a.type][1]}" for a in op.arguments if a.keyword_only]
+    if len(op.results) == 1:
+        returns, result = "Tensor", "Tensor"
+    else:
+        returns = f"std::tuple<{', '.join('Tensor' for _ in op.results)}>"
+        result = f"({', '.join('Tensor' for _ in op.results)})"
+    keyword = [a for a in op.arguments if a.keyword_only]
+    signature = [a.python for a in positional] + (["*"] if keyword else [])
+    signature += [a.python for a in keyword]
+    words = {
+        "Camel": op.camel,
+        "args": "\n".join(f"    {a.name} ({a.type}): TODO({op.name})" for a in op.arguments),
+        "arguments": ", ".join(a.python for a in op.arguments),
+        "count": str(len(op.results)),
+        "name": op.name,
+        "names": str([a.name for a in op.arguments]),
+        "parameters": ", ".join(f"{TYPES[a.type][0]} {a.name}" for a in op.arguments),
+        "result": result,
+        "returns": returns,
+        "sample": ", ".join(sample),
+        "shapes": ", ".join(shapes) + ("," if len(shapes) == 1 else ""),
+        "signature": ", ".join(signature),
+        "tensors": ", ".join(tensors),
+    }
+    return Template((HERE / f"{template}.in").read_text()).substitute(words)
+
+
+def joined(path: str, old: str, more: str) -> str:
+    """An edit file with the blocks of `more`, each in the block that has its place already."""
+    lines, added = old.splitlines(), more.splitlines()
+    blocks = Edit.parse(path, more).blocks
+    for block in blocks:
+        mark = added[block.line - 1]
+        if mark in lines:
+            start = lines.index(mark) + 1
+            end = next((i for i in range(start, len(lines)) if "@@ " in lines[i]), len(lines))
+            while end > start and not lines[end - 1].strip():
+                end -= 1
+            apart = [""] if "" in lines[start:end] or path in (NATIVE, DERIVATIVES) else []
+            lines[end:end] = [*apart, *block.lines]
+        else:
+            lines += ["", mark, *block.lines]
+    return "\n".join(lines) + "\n"
+
+
+def keep_version(stack: Stack, commits: Iterable[Commit], path: str) -> None:
+    """Puts the version at the root into the folder of the commit that it belongs to."""
+    last = [c for c in commits if path in c.files][-1]
+    kept = last.folder / path
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(stack.root / path, kept)
+
+
+def copy_machinery(root: Path, into: Path, op: Operator) -> None:
+    """What a repository of one's own needs to graft, test and send its operators."""
+    into.mkdir(parents=True, exist_ok=True)
+    for name in MACHINERY:
+        if (root / name).is_file():
+            shutil.copyfile(root / name, into / name)
+    for path in files_under(root / "fork", LEFT):
+        place = into / "fork" / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(root / "fork" / path, place)
+    blocks = (root / "Makefile").read_text().split("\n\n")
+    kept = [b for b in blocks if not re.match(r"(\.PHONY.*\n)?[a-z][\w-]*:.*##", b)]
+    kept += [
+        b for b in blocks if (t := re.search(r"^([a-z][\w-]*):.*##", b, re.M)) and t[1] in TARGETS
+    ]
+    text = "\n\n".join(kept).rstrip() + "\n"
+    text = re.sub(r"^\.PHONY:.*", f".PHONY: {' '.join(TARGETS)}", text, flags=re.M)
+    (into / "Makefile").write_text(text)
+    (into / "README.md").write_text(fill("README.md", op))
+    (into / "stack").mkdir()

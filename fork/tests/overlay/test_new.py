@@ -1,0 +1,188 @@
+"""`python -m fork new`: what the skeleton holds, and what is refused. course/tests grafts it."""
+
+import ast
+import re
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from fork import paths
+from fork.errors import ForkError
+from fork.overlay import DERIVATIVES, NATIVE, UNPACKED, Stack, Upstream, new, operators, resolve
+from fork.tests.conftest import message, write_files
+
+SCHEMA = "(Tensor self, Tensor other, *, float scale=1.0) -> Tensor"
+OPINFOS = "torch/testing/_internal/opinfo/definitions"
+
+
+def tree(root):
+    return {p.relative_to(root).as_posix(): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+
+REFUSED = {
+    "a name": ("LogCosh", SCHEMA, "an operator is named in small letters"),
+    "another name": ("mine", "yours(Tensor self) -> Tensor", "a schema of yours"),
+    "in place": ("mine_", "(Tensor(a!) self) -> Tensor(a!)", "an operator is named in small"),
+    "no result": ("mine", "(Tensor self) -> ()", "a result that is not a new Tensor"),
+    "no arrow": ("mine", "(Tensor self)", "a schema reads like"),
+    "no types": ("mine", "(self) -> Tensor", "a schema reads like"),
+    "not closed": ("mine", "(Tensor self -> Tensor", "a schema reads like"),
+    "nothing": ("mine", "", "a schema reads like"),
+    "a list": (
+        "mine",
+        "(Tensor[] all) -> Tensor",
+        "Tensor[] all: the skeleton takes Tensor, Scalar",
+    ),
+    "optional": ("mine", "(Tensor? self) -> Tensor", "Tensor? self: the skeleton takes"),
+    "a string": ("mine", "(Tensor self, str mode) -> Tensor", "str mode: the skeleton takes"),
+    "writes": ("mine", "(Tensor(a!) self) -> Tensor", "the skeleton takes"),
+    "a view": ("mine", "(Tensor(a) self) -> Tensor(a)", "the skeleton takes"),
+    "a number": ("mine", "(Tensor self) -> int", "a result that is not a new Tensor"),
+    "no tensor": ("mine", "(int n) -> Tensor", "takes no Tensor"),
+    "out": (
+        "mine",
+        "mine.out(Tensor self, *, Tensor(a!) out) -> Tensor(a!)",
+        "a schema of mine.out",
+    ),
+    "upstream's": ("kron", SCHEMA, "PyTorch has a function of that name"),
+    "upstream's, in Python": ("lobpcg", SCHEMA, "PyTorch has a function of that name"),
+    "taken": ("attn", SCHEMA, "has an operator or a commit of that name"),
+    "taken by a commit": ("custom_function", SCHEMA, "has an operator or a commit of that name"),
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_refused_and_nothing_written(why):
+    name, schema, words = REFUSED[why]
+    before = subprocess.run(
+        ["git", "status", "--short"], cwd=paths.ROOT, capture_output=True, text=True
+    ).stdout
+    with pytest.raises(ForkError) as caught:
+        new(paths.ROOT, name, schema)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+    after = subprocess.run(
+        ["git", "status", "--short"], cwd=paths.ROOT, capture_output=True, text=True
+    ).stdout
+    assert after == before
+
+
+def test_a_folder_that_is_there(tmp_path):
+    (tmp_path / "x").write_text("mine")
+    with pytest.raises(ForkError, match="exists; name a new folder"):
+        new(paths.ROOT, "mine", SCHEMA, tmp_path)
+    assert tree(tmp_path) == {"x": b"mine"}
+
+
+SCHEMAS = {
+    "mine": SCHEMA,
+    "one": "(Tensor self) -> Tensor",
+    "three_named": "(Tensor x, int n, bool flag=True) -> (Tensor a, Tensor b, Tensor c)",
+    "two": "two(Tensor self, Scalar alpha) -> (Tensor, Tensor)",
+}
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory):
+    """All four in a folder of their own, one after another."""
+    place = tmp_path_factory.mktemp("own") / "others"
+    new(paths.ROOT, "mine", SCHEMAS["mine"], place)
+    for name in ("one", "three_named", "two"):
+        new(place, name, SCHEMAS[name])
+    return place
+
+
+def test_what_a_folder_of_its_own_has(others):
+    assert (others / "fork" / "__main__.py").is_file() and (others / "Makefile").is_file()
+    assert not (others / "fork" / "tests").exists() and not (others / "course").exists()
+    assert not any("attn" in p.name.lower() for p in others.rglob("*") if p.is_file())
+    assert operators(others) == list(SCHEMAS)
+    said = subprocess.run(
+        [sys.executable, "-m", "fork", "--help"], cwd=others, capture_output=True, text=True
+    )
+    assert said.returncode == 0, said.stderr
+    targets = subprocess.run(["make", "-n", "lint"], cwd=others, capture_output=True, text=True)
+    assert targets.returncode == 0, targets.stderr
+
+
+def test_each_commit_stands(others):
+    """It resolves against PyTorch; nothing but what is to do is wrong with the stack."""
+    stack = Stack(others)
+    left = [p for p in stack.problems() if "still to do" not in p]
+    assert left == [] and len(stack.problems()) == len(SCHEMAS)
+    upstream = next(iter(sorted(paths.BASES.glob(f"*/{UNPACKED}"))), None)
+    for number, name in enumerate(SCHEMAS, 1):
+        native = stack.tree(number)[NATIVE].read_text()
+        assert native.count("\n- func: ") == number and f"- func: {name}(" in native
+        if upstream:
+            resolve(stack.tree(number), Upstream(upstream.parent))
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_what_the_files_say(others, name):
+    derivatives = {
+        e["name"].split("(")[0]: e for e in yaml.safe_load((others / DERIVATIVES).read_text())
+    }
+    tensors = re.findall(r"Tensor (\w+)", SCHEMAS[name].split("->")[0])
+    assert set(derivatives[name]) == {"name", *tensors}
+    for path in (f"{OPINFOS}/{name}.py", f"test/test_{name}.py"):
+        text = (others / path).read_text()
+        ast.parse(text)
+        assert "${" not in text
+    camel = "".join(word.capitalize() for word in name.split("_"))
+    kernel = (others / f"aten/src/ATen/native/{camel}.cpp").read_text()
+    assert f" {name}(const Tensor& {tensors[0]}" in kernel and "${" not in kernel
+    results = SCHEMAS[name].split("->")[1].count("Tensor")
+    assert ("std::tuple<" in kernel) == (results > 1)
+
+
+def test_signatures(others):
+    overrides = (others / "torch/overrides.edit.py").read_text()
+    assert "torch.mine: lambda self, other, *, scale=1.0: -1," in overrides
+    assert "torch.three_named: lambda x, n, flag=True: -1," in overrides
+    docs = (others / "torch/_torch_docs.edit.py").read_text()
+    assert "mine(self, other, *, scale=1.0) -> Tensor" in docs
+    assert "three_named(x, n, flag=True) -> (Tensor, Tensor, Tensor)" in docs
+    opinfo = (others / OPINFOS / "mine.py").read_text()
+    assert "SampleInput(make(shape_self), make(shape_other), scale=0.5)" in opinfo
+
+
+def test_in_a_clone(tmp_path):
+    """The version of a file that another commit had before goes into that commit's folder."""
+    mark = "# @@ before: - func: baddbmm(Tensor self, Tensor batch1,"
+    edit = f"{mark}\n- func: old(Tensor q) -> Tensor\n"
+    write_files(
+        tmp_path,
+        {
+            NATIVE: edit,
+            "torch/overrides.edit.py": "# @@ after: torch.abs:\n    torch.old: 3,\n",
+            "stack/01-old/commit.md": message([NATIVE, "torch/overrides.edit.py"]),
+        },
+    )
+    written = new(tmp_path, "mine", SCHEMA)
+    assert written[-1] == "stack/02-mine/commit.md"
+    assert (tmp_path / "stack/01-old" / NATIVE).read_text() == edit
+    native = (tmp_path / NATIVE).read_text()
+    assert native.startswith(edit.rstrip("\n")) and native.count("@@ before") == 1
+    overrides = (tmp_path / "torch/overrides.edit.py").read_text()
+    assert overrides.count("@@ after") == 2  # another place: a block of its own
+    assert [p for p in Stack(tmp_path).problems() if "still to do" not in p] == []
+
+
+def test_a_file_that_no_commit_has(tmp_path):
+    files = {
+        NATIVE: "# @@ before: - func: baddbmm(\n- func: old(Tensor q) -> Tensor\n",
+        "aten/src/ATen/native/Old.cpp": "",
+        "stack/01-old/commit.md": message(["aten/src/ATen/native/Old.cpp"]),
+    }
+    write_files(tmp_path, files)
+    before = tree(tmp_path)
+    with pytest.raises(ForkError, match="no commit of the stack claims this file"):
+        new(tmp_path, "mine", SCHEMA)
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test/test_mine.py").write_text("")
+    with pytest.raises(ForkError, match="exists already|no commit of the stack"):
+        new(tmp_path, "mine", SCHEMA)
+    (tmp_path / "test/test_mine.py").unlink()
+    assert tree(tmp_path) == before
