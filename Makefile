@@ -13,7 +13,7 @@ endif
 BOOTSTRAP = @command -v $(PYTHON) >/dev/null || { echo "error: no $(PYTHON): install Python 3.11 or newer, or name one with PYTHON=" >&2; exit 1; }; \
 	exec $(PYTHON) -m fork.bootstrap
 
-.PHONY: attn test test-long test-upstream test-stack test-sanitizers source site test-site bench bench-gpu cuda-check lint clean
+.PHONY: attn test test-long test-upstream test-stack test-sanitizers source course site test-site bench bench-gpu cuda-check lint clean
 attn: ## graft the tip, install it in .venv, run the lab's example
 	$(BOOTSTRAP) install --example $(if $(COMMIT),--commit $(COMMIT))
 
@@ -35,7 +35,10 @@ test-sanitizers: ## the operator's tests with AddressSanitizer and UndefinedBeha
 source: ## PyTorch built whole from its source, with the stack as commits: hours
 	$(BOOTSTRAP) source $(if $(UPSTREAM),--upstream $(UPSTREAM) --python $(PYTHON))
 
-site: ## the manual as pages, in build/site
+course: ## run every lesson of course/, check its exercises, build and test its extension
+	$(BOOTSTRAP) course
+
+site: ## the manual and the course as pages, in build/site
 	$(BOOTSTRAP) site
 
 test-site: ## the site in a browser (Debian: chromium, chromium-driver), and the code that it shows

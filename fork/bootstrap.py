@@ -67,26 +67,25 @@ def new_venv(venv, *options):
     run([base, "-m", "venv", venv] + list(options), "python -m venv fails")
 
 
-def make_venv(venv, requirements):
-    """A virtual environment of this Python with `requirements`; returns its interpreter.
+def make_venv(venv, *requirements):
+    """A virtual environment of this Python with the `requirements` files; returns its interpreter.
 
     One that is complete stays as it is; one that a kill left half made is made anew.
     """
     python = os.path.join(venv, "bin", "python")
     stamp, made = os.path.join(venv, ".requirements"), os.path.join(venv, ".made")
-    wanted = sys.version + read(requirements)
+    wanted = sys.version + "".join(read(file) for file in requirements)
     if read(stamp) == wanted:
         return python
-    print(
-        "  making {} with {}".format(os.path.basename(venv), os.path.basename(requirements)),
-        flush=True,
-    )
+    names = " and ".join(os.path.relpath(file, ROOT) for file in requirements)
+    print("  making {} with {}".format(os.path.basename(venv), names), flush=True)
     if read(made) != sys.version:
         new_venv(venv)
         with open(made, "w") as file:
             file.write(sys.version)
     pip = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-    run(pip + ["-r", requirements], "{} cannot be installed".format(os.path.basename(requirements)))
+    files = [option for file in requirements for option in ("-r", file)]
+    run(pip + files, "{} cannot be installed".format(names))
     with open(stamp, "w") as file:
         file.write(wanted)
     return python

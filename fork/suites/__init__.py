@@ -2,18 +2,21 @@
 
 from fork.suites.benchmark import bench, bench_gpu
 from fork.suites.commit import run_stack, run_upstream
+from fork.suites.course import run_course
+from fork.suites.files import SUITES
 from fork.suites.from_source import run_on_build
 from fork.suites.own import run_own, run_sanitized
 from fork.suites.report import finish, stack_table, table
-from fork.suites.site import build_site, run_site
+from fork.suites.site import run_site
 
 __all__ = [
+    "SUITES",
     "bench",
     "bench_gpu",
-    "build_site",
     "finish",
     "stack_table",
     "table",
+    "run_course",
     "run_own",
     "run_on_build",
     "run_sanitized",

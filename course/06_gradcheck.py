@@ -1,0 +1,316 @@
+r"""
+6. gradcheck
+============
+
+How do you know that a backward is right? You compare it with the definition of a
+derivative. We write that comparison ourselves, look at what can be wrong with *it*,
+and then use PyTorch's, with all that it can check.
+"""
+
+import matplotlib.pyplot as plt
+import torch
+from torch.autograd import Function, gradcheck, gradgradcheck
+
+from exercise import report
+
+torch.manual_seed(0)
+
+# %%
+# A toy
+# -----
+# For :math:`f` from vectors to vectors, the Jacobian is
+# :math:`J_{ij} = \partial f_i / \partial x_j`. Two ways to it:
+#
+# - *numerically*, a column at a time, by a central difference: move one :math:`x_j`
+#   by :math:`\pm\varepsilon`;
+# - *analytically*, a row at a time, by ``backward`` with a gradient of 1 for one
+#   result and 0 for the others.
+#
+# .. math::
+#
+#    \left| \frac{f_i(x + \varepsilon e_j) - f_i(x - \varepsilon e_j)}{2 \varepsilon}
+#    - J_{ij} \right| \le \alpha
+
+
+def numerical_jacobian(function, x, eps):
+    columns = []
+    for j in range(x.numel()):
+        step = torch.zeros_like(x).view(-1)
+        step[j] = eps
+        step = step.view_as(x)
+        with torch.no_grad():
+            columns.append(
+                (function(x + step) - function(x - step)).flatten() / (2 * eps)
+            )
+    return torch.stack(columns, 1)
+
+
+def analytical_jacobian(function, x):
+    y = function(x)
+    rows = []
+    for one in torch.eye(y.numel(), dtype=y.dtype):
+        (row,) = torch.autograd.grad(y, x, one.view_as(y), retain_graph=True)
+        rows.append(row.flatten())
+    return torch.stack(rows)
+
+
+def toy_gradcheck(function, x, eps=1e-6, alpha=1e-5):
+    difference = numerical_jacobian(function, x, eps) - analytical_jacobian(function, x)
+    return bool((difference.abs() <= alpha).all())
+
+
+class Cube(Function):
+    """x³, with a factor in the backward that is right if it is 3."""
+
+    factor = 3
+
+    @classmethod
+    def of(cls, factor):
+        return type("Cube", (cls,), {"factor": factor}).apply
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad * ctx._forward_cls.factor * x**2
+
+
+x = torch.randn(6, dtype=torch.double, requires_grad=True)
+assert toy_gradcheck(Cube.of(3), x) and not toy_gradcheck(Cube.of(2), x)
+
+# %%
+# How large a step?
+# -----------------
+# The central difference has two errors. Cutting off Taylor's series leaves
+# :math:`\varepsilon^2 f'''/6`: smaller steps are better. Rounding :math:`f` leaves
+# about :math:`u\,|f| / \varepsilon`, :math:`u` the unit roundoff: larger steps are
+# better. The sum has its least near :math:`\varepsilon \approx u^{1/3}`, and there
+# the error is about :math:`u^{2/3}`. In double that is 4e-11; in float it is 2e-5 at
+# best, and at gradcheck's step of 1e-6 it is of the size of the derivative itself.
+# **So gradients are checked in double.**
+
+steps = torch.logspace(-12, 0, 49, dtype=torch.double)
+figure, axes = plt.subplots(figsize=(6, 3.6))
+best = {}
+for dtype in (torch.double, torch.float):
+    at = torch.linspace(0.5, 2, 20, dtype=dtype)
+    errors = []
+    for eps in steps.tolist():
+        slope = ((at + eps).sin() - (at - eps).sin()) / (2 * eps)
+        errors.append((slope.double() - at.double().cos()).abs().max().item())
+    best[dtype] = steps[torch.tensor(errors).argmin()].item(), min(errors)
+    axes.loglog(steps, errors, ".-", label=str(dtype))
+    unit = torch.finfo(dtype).eps / 2
+    axes.loglog(steps, steps**2 / 6 + unit / steps, "--", color="#999999", linewidth=1)
+axes.axvline(1e-6, linestyle=":", color="#c0504d", label="gradcheck's eps")
+axes.set_xlabel("eps")
+axes.set_ylabel("error of the difference")
+axes.set_ylim(1e-12, 10)
+axes.legend()
+figure.tight_layout()
+print(
+    {
+        str(dtype): f"eps {eps:.0e}, error {error:.0e}"
+        for dtype, (eps, error) in best.items()
+    }
+)
+for dtype, (eps, error) in best.items():
+    unit = torch.finfo(dtype).eps / 2
+    assert unit ** (1 / 3) / 30 < eps < 30 * unit ** (1 / 3) and error < 30 * unit ** (
+        2 / 3
+    )
+
+# %%
+# The real one
+# ------------
+# ``gradcheck(function, inputs, eps, atol, rtol)`` *raises* if something is wrong,
+# which is what a test wants, and says where; with ``raise_exception=False`` it
+# returns False. It has a relative tolerance too: a difference may be
+# ``atol + rtol * |numerical|``. Here it is on lesson 5's KillHead, as the lab has it.
+
+
+class KillHead(Function):
+    @staticmethod
+    def forward(ctx, input, n):
+        ctx.n = n
+        result = input.clone()
+        result[:, 0:n] = 0
+        return result
+
+    @staticmethod
+    def backward(ctx, grad):
+        result = grad.clone()
+        result[:, 0 : ctx.n] = 0
+        return result, None
+
+
+matrix = torch.randn(10, 20, dtype=torch.double, requires_grad=True)
+assert gradcheck(KillHead.apply, (matrix, 4), eps=1e-6, atol=1e-4)
+
+try:
+    gradcheck(Cube.of(2), x)
+except RuntimeError as error:  # a GradcheckError
+    print(str(error).splitlines()[0])
+else:
+    raise AssertionError("a wrong backward went through")
+assert gradcheck(Cube.of(3), x) and not gradcheck(Cube.of(2), x, raise_exception=False)
+
+# %%
+# In float it warns, and then fails though the formula is right:
+
+import warnings  # noqa: E402
+
+single = x.detach().float().requires_grad_()
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    right = gradcheck(Cube.of(3), single, raise_exception=False)
+print(str(caught[0].message).split(". ")[0])
+assert not right and "double" in str(caught[0].message)
+
+# %%
+# A tolerance that hides
+# ----------------------
+# An error is only seen if it is larger than ``atol``. A gradient that is small
+# everywhere passes with *any* backward.
+
+
+def tiny(factor):
+    return lambda x: Cube.of(factor)(x) * 1e-7
+
+
+assert gradcheck(tiny(2), x)  # wrong, and not seen
+assert not gradcheck(tiny(2), x, atol=1e-12, raise_exception=False)
+
+# %%
+# What else it can check
+# ----------------------
+# .. list-table::
+#    :header-rows: 1
+#
+#    * - option
+#      - what it does
+#    * - ``fast_mode=True``
+#      - one random direction instead of every entry: fast, for large inputs
+#    * - ``check_undefined_grad`` (on)
+#      - a result's gradient may be None, and then stands for zeros
+#    * - ``check_batched_grad``
+#      - the backward under vmap
+#    * - ``check_forward_ad``, ``check_batched_forward_grad``
+#      - jvp: forward mode; the same under vmap
+#    * - ``gradgradcheck``
+#      - the gradient of the gradient; ``check_fwd_over_rev`` by forward mode
+#    * - complex inputs
+#      - both real directions of each entry, by itself
+
+assert gradcheck(Cube.of(3), x, fast_mode=True)
+assert not gradcheck(Cube.of(2), x, fast_mode=True, raise_exception=False)
+assert gradcheck(
+    torch.sin,
+    x,
+    check_forward_ad=True,
+    check_batched_grad=True,
+    check_batched_forward_grad=True,
+)
+assert gradgradcheck(torch.sin, x, check_fwd_over_rev=True)
+z = torch.randn(4, dtype=torch.cdouble, requires_grad=True)
+assert gradcheck(torch.sin, z) and gradgradcheck(torch.sin, z)
+
+
+class Double(Function):
+    """2x: its backward is right, but for a gradient that is None (lesson 8)."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.set_materialize_grads(False)
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * grad
+
+
+assert gradcheck(Double.apply, x, check_undefined_grad=False)
+try:
+    gradcheck(Double.apply, x)
+except TypeError as error:
+    print(error)
+else:
+    raise AssertionError("None went through")
+
+# %%
+# And ``attn``, with all of it:
+
+q, k, v = (
+    torch.randn(s, dtype=torch.double, requires_grad=True)
+    for s in ((2, 3), (4, 3), (4, 2))
+)
+assert gradcheck(
+    torch.attn, (q, k, v),
+    check_forward_ad=True, check_batched_grad=True, check_batched_forward_grad=True,
+)  # fmt: skip
+assert gradgradcheck(torch.attn, (q, k, v), check_fwd_over_rev=True)
+
+# %%
+# Exercise
+# --------
+# Write a gradcheck of your own, for functions of **two** inputs: True if the
+# gradients of both are right. Your caller's tensors shall be as they were afterwards.
+# A solution is in
+# :download:`course/solutions/06_gradcheck.py </../course/solutions/06_gradcheck.py>`.
+
+
+def two_inputs_gradcheck(function, x, y):
+    """Whether the gradients of function(x, y) for x and for y agree with central differences."""
+    raise NotImplementedError  # your turn
+
+
+class Product(Function):
+    """x · y, each gradient times a factor that is right if it is 1."""
+
+    @staticmethod
+    def forward(ctx, x, y, fx, fy):
+        ctx.save_for_backward(x, y)
+        ctx.factors = fx, fy
+        return x * y
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x, y), (fx, fy) = ctx.saved_tensors, ctx.factors
+        return fx * grad * y, fy * grad * x, None, None
+
+
+class Mixes(Function):
+    """2x + y, whose second gradient belongs to the wrong entries."""
+
+    @staticmethod
+    def forward(ctx, x, y):
+        return 2 * x + y
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * grad, grad.flip(0)
+
+
+def check(attempt):
+    x, y = (torch.randn(3, dtype=torch.double, requires_grad=True) for _ in range(2))
+    before = x.detach().clone(), y.detach().clone()
+
+    def product(fx, fy):
+        return attempt(lambda x, y: Product.apply(x, y, fx, fy), x, y)
+
+    assert product(1, 1), "It refuses a right backward."
+    assert not product(1.01, 1), "It does not see that the gradient of x is wrong."
+    assert not product(1, 1.01), "It does not see that the gradient of y is wrong."
+    assert not attempt(Mixes.apply, x, y), "It does not see that entries are mixed up."
+    curved = attempt(lambda x, y: torch.exp(3 * x) * torch.sin(5 * y), x, y)
+    assert curved, "It refuses a right backward of a function that is curved."
+    assert torch.equal(x, before[0]) and torch.equal(y, before[1]), (
+        "The inputs were changed."
+    )
+
+
+report(check, two_inputs_gradcheck)

@@ -1,0 +1,223 @@
+"""
+10. Linear as a C++ extension
+=============================
+
+``course/linear_extension/`` is a package of its own, as you would publish it: a
+kernel in C++ that reads and writes raw memory, declared as an operator, with its
+gradients, a functional, a Module and tests. ``make course`` builds and installs it;
+by hand, in any environment that has PyTorch, it is one command:
+
+.. code-block:: sh
+
+   pip install --no-build-isolation course/linear_extension
+
+By lesson 1's table, a kernel on raw pointers outside PyTorch needs a Function. Here
+it has today's form of one.
+"""
+
+import subprocess
+import sys
+
+import matplotlib.pyplot as plt
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+from torch.utils import cpp_extension
+
+import linear_extension
+from exercise import ROOT, report
+from linear_extension import ops
+
+torch.manual_seed(0)
+PACKAGE = ROOT / "course" / "linear_extension"
+
+
+# %%
+# The operator is declared
+# ------------------------
+# ``TORCH_LIBRARY`` gives an operator its *schema*, ``TORCH_LIBRARY_IMPL`` a kernel
+# for one dispatch key. From then on it is ``torch.ops.linear_extension.linear``, for
+# Python, for C++ and for a compiler.
+#
+# .. literalinclude:: /../course/linear_extension/csrc/linear.cpp
+#    :language: c++
+#    :start-at: TORCH_LIBRARY(
+#    :end-before: } // namespace linear_extension
+
+print(ops.linear.default._schema)
+
+# %%
+# The kernel
+# ----------
+# It checks what it is given (an operator is called from everywhere), makes it
+# contiguous, and shares the rows among threads with ``at::parallel_for``.
+# ``AT_DISPATCH_FLOATING_TYPES`` compiles the body for float and for double.
+#
+# .. literalinclude:: /../course/linear_extension/csrc/linear.cpp
+#    :language: c++
+#    :start-at: // Y[n, o] = sum
+#    :end-before: // G_X[n, i] = sum
+
+
+try:
+    ops.linear(torch.ones(5, 3), torch.ones(2, 4), None)
+except RuntimeError as error:
+    print(str(error).splitlines()[0])
+else:
+    raise AssertionError("sizes that do not fit")
+
+# %%
+# What a kernel does not say
+# --------------------------
+# Three things, all in ``linear_extension/autograd.py``: the shape of the result
+# without data (``register_fake``: what a compiler runs instead), the gradients
+# (``register_autograd``), and that both are of operators too. The three products, Y =
+# X Wᵀ, G W and Gᵀ X, are closed: each one's gradients are made of the other two, so
+# that double backward costs two more formulas and no kernel.
+#
+# .. literalinclude:: /../course/linear_extension/linear_extension/autograd.py
+#    :language: python
+#    :start-at: def linear_fake
+#    :end-before: def backward_weight_backward
+
+
+x, w, b = (
+    torch.randn(s, dtype=torch.double, requires_grad=True)
+    for s in ((5, 3), (2, 3), (2,))
+)
+assert gradcheck(linear_extension.linear, (x, w, b))
+assert gradgradcheck(linear_extension.linear, (x, w, b))
+
+# %%
+# ``opcheck`` tests all that at once: whether the schema tells the truth, whether the
+# fake kernel gives the real one's shapes, dtypes and strides, whether autograd is
+# registered where it should be, and whether it compiles.
+
+print(torch.library.opcheck(ops.linear.default, (x, w, b)))
+
+compiled = torch.compile(linear_extension.linear, fullgraph=True, backend="aot_eager")
+assert torch.equal(compiled(x, w, b), linear_extension.linear(x, w, b))
+
+exported = torch.export.export(linear_extension.Linear(3, 2), (torch.randn(5, 3),))
+assert "linear_extension.linear" in exported.graph_module.code
+
+# %%
+# The same as a Function in C++
+# -----------------------------
+# Where there is no Python, or in older code, you will meet
+# ``torch::autograd::Function``. It is the class of lesson 5, with an
+# ``AutogradContext`` for ``ctx`` and undefined tensors for None. It gives you
+# gradients, and no more: whoever traces it looks through to what it calls.
+#
+# .. literalinclude:: /../course/linear_extension/csrc/linear_function.cpp
+#    :language: c++
+#    :start-at: struct LinearFunction
+#    :end-before: } // namespace
+
+assert gradcheck(linear_extension.linear_cpp_function, (x, w, b))
+print(linear_extension.linear_cpp_function(x, w, b).grad_fn.name())
+
+# %%
+# Without installing: JIT
+# -----------------------
+# ``torch.utils.cpp_extension.load`` compiles the same sources when it is called, with
+# ninja, and caches what it made. Good while you try things; a user should not need a
+# compiler. A library's operators can be defined once in a process, so we load it in
+# another one.
+
+JIT = """
+import pathlib, sys, torch
+from torch.utils.cpp_extension import load
+package, made = map(pathlib.Path, sys.argv[1:])
+made.mkdir(parents=True, exist_ok=True)
+load("linear_jit", [package / "csrc" / n for n in ("linear.cpp", "linear_function.cpp")],
+     extra_cflags=["-O3", "-DAT_PER_OPERATOR_HEADERS"],
+     build_directory=made, is_python_module=False)
+x, w = torch.randn(5, 3), torch.randn(2, 3)
+torch.testing.assert_close(torch.ops.linear_extension.linear(x, w, None), x @ w.T)
+print("compiled, loaded, right")
+"""
+made = ROOT / "build" / "course" / "jit"
+done = subprocess.run(
+    [sys.executable, "-c", JIT, PACKAGE, made], capture_output=True, text=True
+)
+print(done.stdout.strip().splitlines()[-1] if done.returncode == 0 else done.stderr)
+assert done.stdout.strip().endswith("compiled, loaded, right")
+
+# %%
+# Headers are what takes the time
+# -------------------------------
+# ``torch/extension.h`` is all of PyTorch, and Python's headers. Our sources include
+# ``ATen/core/Tensor.h``, ``torch/library.h``, and for each operator that they call
+# *its* header, ``ATen/ops/empty.h``. We let the compiler only read them, and count
+# lines. (To compile them takes, where we tried, a quarter of the time.)
+
+HEADERS = {
+    "torch/extension.h": "#include <torch/extension.h>\n",
+    "ATen/ATen.h, torch/library.h": "#include <ATen/ATen.h>\n#include <torch/library.h>\n",
+    "per operator": "#include <ATen/core/Tensor.h>\n#include <ATen/ops/empty.h>\n"
+    "#include <torch/library.h>\n",
+}
+places = [f"-I{place}" for place in cpp_extension.include_paths()]
+places.append(f"-I{cpp_extension.sysconfig.get_paths()['include']}")
+lines = {}
+for name, text in HEADERS.items():
+    read = subprocess.run(
+        ["g++", "-std=c++20", "-E", "-P", "-DAT_PER_OPERATOR_HEADERS", *places, "-xc++", "-"],
+        input=text, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    lines[name] = read.stdout.count("\n")
+print(lines)
+assert (
+    lines["per operator"]
+    < lines["ATen/ATen.h, torch/library.h"]
+    < lines["torch/extension.h"]
+)
+
+figure, axes = plt.subplots(figsize=(7, 2))
+axes.barh(list(lines), list(lines.values()), color="#8fb0d9")
+axes.invert_yaxis()
+axes.set_xlabel("lines for the compiler to read")
+figure.tight_layout()
+
+# %%
+# Exercise
+# --------
+# An operator ``pairwise(x, y)`` takes x (\\*, n, d) and y (\\*, m, d), with the same
+# batch dimensions, and returns all inner products (\\*, n, m), in **float**, whatever
+# the dtype, but double for double. Write its fake kernel: the result without data. It
+# is called with tensors that have none, so it cannot compute. A solution is in
+# :download:`course/solutions/10_cpp_extension.py
+# </../course/solutions/10_cpp_extension.py>`.
+
+
+def pairwise_fake(x, y):
+    """An empty tensor of the result's shape, dtype and device."""
+    raise NotImplementedError  # your turn
+
+
+def pairwise(x, y):
+    """The real one."""
+    return torch.matmul(x, y.mT).to(torch.promote_types(x.dtype, torch.float))
+
+
+def check(attempt):
+    for n, m, d, batch in ((3, 4, 2, ()), (3, 3, 2, (5,)), (1, 2, 0, (2, 3))):
+        for dtype in (torch.float, torch.bfloat16, torch.double):
+            given = [torch.randn(*batch, size, d).to(dtype) for size in (n, m)]
+            real = pairwise(*given)
+            fake = attempt(*(t.to("meta") for t in given))
+            kind = f"x {tuple(given[0].shape)}, y {tuple(given[1].shape)}, {dtype}"
+            assert isinstance(fake, torch.Tensor), f"{kind}: not a tensor."
+            assert fake.shape == real.shape, (
+                f"{kind}: {tuple(fake.shape)} is not its shape."
+            )
+            assert fake.dtype == real.dtype, f"{kind}: {fake.dtype} is not its dtype."
+            assert fake.is_meta, (
+                f"{kind}: it is on {fake.device}, and its inputs are not."
+            )
+            assert fake.stride() == real.stride(), (
+                f"{kind}: {fake.stride()} are not its strides."
+            )
+
+
+report(check, pairwise_fake)

@@ -1,0 +1,173 @@
+"""
+11. And in CUDA
+===============
+
+The same operators on a GPU: forward and both backwards in one file,
+``course/linear_extension/csrc/linear_cuda.cu``. Where there is an nvcc, the file is
+compiled; where there is a GPU, it runs there; and where there is neither, it still
+runs, on the emulator that the fork's own kernels are tested with.
+"""
+
+import re
+import shutil
+
+import matplotlib.pyplot as plt
+import torch
+from torch.autograd import gradcheck
+
+import linear_extension
+from exercise import ROOT, report
+
+torch.manual_seed(0)
+
+# %%
+# What a kernel is
+# ----------------
+# A kernel is the program of *one thread*. Thousands run it, in *blocks* that share a
+# small, fast memory; a thread knows its number in its block, ``threadIdx.x``, and its
+# block's, ``blockIdx.x``, and computes from them what is its own part.
+#
+# All three products of a linear layer are C = A B: of X and Wᵀ, of G and W, of Gᵀ and
+# X. A transpose is no work: it is the same memory with other strides. So one kernel
+# does it all. A block makes a tile of C of 16 x 16, each of its 256 threads one
+# entry. For each tile of A and of B on the way, the threads first bring both into
+# shared memory, one number each, wait for one another, and then each reads a row and
+# a column of what all have brought. From the large memory, a number is read once per
+# tile instead of once per entry: 16 times less.
+#
+# .. literalinclude:: /../course/linear_extension/csrc/linear_cuda.cu
+#    :language: c++
+#    :start-at: // C[r, c] = sum_k
+#    :end-before: // a (rows, inner) times b (inner, columns)
+#
+# Where it is easy to go wrong:
+#
+# - ``__syncthreads()`` **twice**: nobody may read a tile that is not yet there, and
+#   nobody may overwrite one that is still read.
+# - all threads of a block must come to it: so it is the *numbers* that are left out
+#   at the edge (``in_a``, ``in_b``), not the threads.
+# - a grid of no blocks is an error: an empty result launches nothing.
+# - a launch fails silently unless you ask: ``C10_CUDA_KERNEL_LAUNCH_CHECK()``.
+# - tensors may be on another GPU than the current one: ``CUDAGuard``.
+#
+# The launch, on the *current stream*, so that it comes after what PyTorch has queued
+# before:
+#
+# .. literalinclude:: /../course/linear_extension/csrc/linear_cuda.cu
+#    :language: c++
+#    :start-at: // a (rows, inner) times b (inner, columns)
+#    :end-before: // Y = X W^T + b
+#
+# The schema, the fake kernel, the gradients: all stays as it was in lesson 10. A
+# kernel for another device is registered for another dispatch key, and that is all.
+#
+# .. literalinclude:: /../course/linear_extension/csrc/linear_cuda.cu
+#    :language: c++
+#    :start-at: // Y = X W^T + b
+#
+# Does it run here?
+# -----------------
+
+nvcc = shutil.which("nvcc")
+print("nvcc:", nvcc or "none: the file is compiled for the emulator alone")
+print("torch is built for CUDA:", torch.version.cuda or "no")
+print(
+    "GPU:",
+    torch.cuda.get_device_name()
+    if torch.cuda.is_available()
+    else "none: the tests run it on the emulator",
+)
+
+if torch.cuda.is_available() and torch.version.cuda:
+    shapes = ((5, 3), (2, 3), (2,))
+    given = [
+        torch.randn(s, dtype=torch.double, device="cuda", requires_grad=True)
+        for s in shapes
+    ]
+    assert gradcheck(linear_extension.linear, given)
+
+# %%
+# The emulator
+# ------------
+# ``fork/tests/graft/cuda_emulator.h`` makes of CUDA's words C++ of a CPU: a block's
+# threads are coroutines, each runs until it comes to a ``__syncthreads()``, and then
+# another's turn is. It has no speed to speak of. But it finds a barrier that is
+# missing, an index that is wrong and a deadlock. The package's tests compile the file
+# for it, run it on shapes that fill no tile, and then run it again with faults
+# planted:
+
+tests = (ROOT / "course/linear_extension/tests/test_cuda.py").read_text()
+faults = re.findall(r'^    "(\w+)": \(', tests, re.M)
+print("planted, and found:", ", ".join(name.replace("_", " ") for name in faults))
+assert len(faults) >= 5
+
+# %%
+# How much of the hardware does such a kernel use?
+# ------------------------------------------------
+# A GPU does many operations for each byte that it reads, and a kernel must do as many
+# to keep it busy: its *arithmetic intensity*. With tiles of T x T, a thread block
+# reads two tiles, 2 T² numbers, for 2 T³ operations: T operations per number, T / 4
+# per byte in float. The *roofline* says what is possible: bandwidth times intensity,
+# but not more than the peak. An H200 has about 67 Tflop/s in float and 4.8 TB/s; its
+# shared memory, which is what limits once a tile is there, is not in the picture.
+
+peak, bandwidth = 67e12, 4.8e12
+intensity = torch.logspace(-1, 3, 100, dtype=torch.double)
+roof = (bandwidth * intensity).clamp(max=peak)
+figure, axes = plt.subplots(figsize=(6, 3.4))
+axes.loglog(intensity, roof / 1e12, color="#444444")
+for tile in (1, 16, 64, 128):
+    reached = min(peak, bandwidth * tile / 4)
+    axes.plot(tile / 4, reached / 1e12, "o", label=f"tiles of {tile} x {tile}")
+axes.set_xlabel("operations per byte read")
+axes.set_ylabel("Tflop/s")
+axes.legend()
+figure.tight_layout()
+assert bandwidth * 16 / 4 < peak < bandwidth * 64 / 4
+
+# %%
+# So 16 is too small, and nothing here uses the tensor cores: cuBLAS does both, and
+# wins by far. The kernels of ``attn`` (``aten/src/ATen/native/cuda/``) are what the
+# next step looks like: :doc:`commits 15 and 16 </generated/stack/15-cuda-kernel>`.
+#
+# Exercise
+# --------
+# Write the arithmetic of such a launch: how many blocks, and which entry of C (rows,
+# columns) belongs to a thread. Blocks are numbered in one dimension, along the rows
+# of tiles. A thread with no entry gets None. A solution is in
+# :download:`course/solutions/11_cuda.py </../course/solutions/11_cuda.py>`.
+
+
+def launch(rows, columns, tile):
+    """The number of blocks, and a function (block, thread) -> (row, column) or None."""
+    raise NotImplementedError  # your turn
+
+
+def check(attempt):
+    for rows, columns, tile in ((4, 4, 2), (5, 3, 2), (1, 7, 4), (3, 8, 4), (0, 5, 4)):
+        blocks, entry = attempt(rows, columns, tile)
+        kind = f"rows {rows}, columns {columns}, tile {tile}"
+        fewest = -(-rows // tile) * -(-columns // tile)
+        assert blocks == fewest, f"{kind}: {blocks} blocks, where {fewest} are needed."
+        found = [entry(b, t) for b in range(blocks) for t in range(tile * tile)]
+        entries = [e for e in found if e is not None]
+        beyond = [e for e in entries if not (0 <= e[0] < rows and 0 <= e[1] < columns)]
+        assert not beyond, f"{kind}: {beyond[0]} is outside of C."
+        assert len(set(entries)) == len(entries), (
+            f"{kind}: two threads have the same entry."
+        )
+        assert len(entries) == rows * columns, f"{kind}: some entry has no thread."
+        for block in range(blocks):
+            own = [e for t in range(tile * tile) if (e := entry(block, t)) is not None]
+            for axis in (0, 1):
+                tiles = {e[axis] // tile for e in own}
+                assert len(tiles) == 1, f"{kind}: a block's entries are not one tile."
+        if columns >= tile and rows:
+            first = [entry(0, t) for t in range(tile)]
+            together = [(0, i) for i in range(tile)]
+            assert first == together, (
+                f"{kind}: neighbouring threads read far apart: {first}."
+            )
+
+
+report(check, launch)

@@ -1,0 +1,93 @@
+"""Each lesson runs, its exercise can be solved, and its checker finds the mistakes people make."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import re
+import runpy
+from pathlib import Path
+
+import matplotlib
+import pytest
+import torch
+
+matplotlib.use("agg")
+
+COURSE = Path(__file__).resolve().parents[1]
+LESSONS = sorted(COURSE.glob("[0-9][0-9]_*.py"))
+SOLUTIONS = {
+    f.stem: runpy.run_path(str(f)) for f in sorted((COURSE / "solutions").glob("*.py"))
+}
+
+
+@functools.cache
+def ran(lesson):
+    """The names that a lesson defines, and what it prints, run as a script."""
+    said, threads = io.StringIO(), torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
+        patch.syspath_prepend(str(COURSE))
+        names = runpy.run_path(str(COURSE / f"{lesson}.py"), run_name="__main__")
+    torch.set_num_threads(threads)
+    return names, said.getvalue()
+
+
+class Lesson:
+    """The tests of a lesson: a class of its own, so that one worker of pytest runs it once."""
+
+    lesson: str
+
+    def test_it_runs(self):
+        _, said = ran(self.lesson)
+        said = said.rstrip().splitlines()[-1]
+        assert re.match(r"Exercise: (to do\. Fill in `|solved\.)", said), said
+
+    def test_the_solution(self):
+        ran(self.lesson)[0]["check"](SOLUTIONS[self.lesson]["solution"])
+
+    def test_a_mistake_is_found(self, mistake):
+        """The checker names what is wrong: not just any error in whatever is run first."""
+        wanted = SOLUTIONS[self.lesson]["MISTAKES"][mistake]
+        with pytest.raises(AssertionError, match=re.escape(wanted)):
+            ran(self.lesson)[0]["check"](mistake)
+
+    def test_two_mistakes_at_least(self):
+        assert len(SOLUTIONS[self.lesson]["MISTAKES"]) >= 2
+
+
+def pytest_generate_tests(metafunc):
+    if "mistake" in metafunc.fixturenames:
+        mistakes = SOLUTIONS[metafunc.cls.lesson]["MISTAKES"]
+        metafunc.parametrize("mistake", mistakes, ids=lambda mistake: mistake.__name__)
+
+
+for file in reversed(LESSONS):  # the long ones are among the last
+    globals()[f"Test_{file.stem}"] = type(
+        f"Test_{file.stem}", (Lesson,), {"lesson": file.stem}
+    )
+
+
+def test_numbered_without_a_gap():
+    numbers = [int(f.stem[:2]) for f in LESSONS]
+    assert numbers == list(range(1, len(LESSONS) + 1))
+    assert [f.stem for f in LESSONS] == list(SOLUTIONS)
+
+
+@pytest.mark.parametrize(
+    ("attempt", "said"),
+    [
+        (lambda: 1, "Exercise: solved."),
+        (lambda: 2, "Exercise: not yet. it is 1"),
+        (lambda: 1 // 0, "Exercise: not yet. ZeroDivisionError: "),
+    ],
+)
+def test_what_the_reader_is_told(capsys, monkeypatch, attempt, said):
+    monkeypatch.syspath_prepend(str(COURSE))
+    from exercise import report
+
+    def check(attempt):
+        assert attempt() == 1, "it is 1"
+
+    report(check, attempt)
+    assert said in capsys.readouterr().out

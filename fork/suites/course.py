@@ -1,0 +1,67 @@
+"""The course: its lessons and exercises run, its extension built, installed and tested."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+from pathlib import Path
+
+from fork import paths
+from fork.console import console, run, step
+from fork.errors import ForkError
+from fork.graft import graft_into
+from fork.overlay import default_release, files_under
+from fork.suites.run import environment
+
+COURSE = paths.ROOT / "course"
+EXTENSION = COURSE / "linear_extension"
+MADE = paths.BUILD / "course"  # the extension's wheels, by what they are made of
+
+
+def run_course() -> int:
+    """Sets up what the lessons need in .venv, and runs all of them; pytest's exit status."""
+    graft_into(paths.VENV, default_release())
+    python = paths.VENV / "bin" / "python"
+    log = MADE / "requirements.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    pip = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    run([*pip, "-r", COURSE / "requirements.txt"], log, "the course's packages cannot be installed")
+    install_extension(paths.VENV)
+    console.rule("the course", align="left")
+    # A worker has all tests of a class or a file: it runs a lesson, or compiles, once. The longest
+    # is first.
+    workers = ["--numprocesses=2", "--dist=loadscope", "--no-loadscope-reorder"]
+    tests = [COURSE / "tests" / "test_new.py", COURSE / "tests", EXTENSION / "tests"]
+    command = [python, "-m", "pytest", "-q", "-rs", "--durations=5", *workers, *tests]
+    return subprocess.run(command, cwd=paths.ROOT, env=environment(threads=1)).returncode
+
+
+def install_extension(venv: Path) -> None:
+    """Builds course/linear_extension for the torch of `venv`, and installs it there."""
+    stamp = venv / ".linear-extension-installed"
+    torch = (venv / ".attn-installed").read_text()
+    wanted = hashlib.sha256(torch.encode())
+    sources = [f for f in files_under(EXTENSION, {"build", "tests"}) if "egg-info" not in f]
+    for name in sources:
+        wanted.update(name.encode() + (EXTENSION / name).read_bytes())
+    wheels = MADE / wanted.hexdigest()[:16]
+    if stamp.exists() and stamp.read_text() == wheels.name:
+        return
+    pip = [venv / "bin" / "python", "-m", "pip", "--disable-pip-version-check"]
+    with paths.alone("course"):
+        if not list(wheels.glob("*.whl")):
+            place = MADE / "source"  # pip leaves its files beside the sources
+            shutil.rmtree(place, ignore_errors=True)
+            for name in sources:
+                (place / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(EXTENSION / name, place / name)
+            with step("compile linear_extension"):
+                command = [*pip, "wheel", "--no-build-isolation", "--no-deps", "-w", wheels, place]
+                run(command, MADE / "wheel.log", "linear_extension cannot be built")
+        found = sorted(wheels.glob("*.whl"))
+        if len(found) != 1:
+            raise ForkError(f"{wheels}: not one wheel, but {len(found)}")
+        command = [*pip, "install", "--no-index", "--no-deps", "--force-reinstall", found[0]]
+        run(command, MADE / "install.log", "linear_extension cannot be installed")
+        stamp.write_text(wheels.name)
