@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "course")]
 
 import torch  # noqa: E402
 
@@ -14,6 +14,7 @@ version = release = str(torch.__version__)
 
 extensions = [
     "generated_pages",
+    "sphinx_gallery.gen_gallery",
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.mathjax",
@@ -23,7 +24,26 @@ extensions = [
 exclude_patterns = ["tests", "requirements.txt"]
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
-suppress_warnings = ["myst.header"]  # a commit's message begins with headings of the second level
+suppress_warnings = [
+    "myst.header",  # a commit's message begins with headings of the second level
+    "sphinx_gallery.duplicate_filename",  # a lesson's solution has its name
+]
+
+sphinx_gallery_conf = {
+    "examples_dirs": "../course",
+    "gallery_dirs": "course",
+    "filename_pattern": r"/\d\d_\w+\.py$",  # every lesson is run
+    "ignore_pattern": r"^(?!\d\d_)",  # of a file's name
+    "within_subsection_order": "FileNameSortKey",
+    "abort_on_example_error": True,
+    "capture_repr": (),  # what is printed is shown, and no more
+    "download_all_examples": False,
+    "min_reported_time": 1e9,  # a machine's seconds are not news
+    "plot_gallery": True,
+    "remove_config_comments": True,
+    "show_signature": False,
+    "write_computation_times": False,
+}
 
 html_theme = "furo"
 html_title = "torch.attn"

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from fork import paths
 from fork.bootstrap import make_venv
-from fork.console import run, step
+from fork.console import console, run, step
 from fork.errors import ForkError
 from fork.graft import graft_into
 from fork.overlay import default_release
+from fork.suites.course import COURSE, install_extension
 
 BROWSER = {"chromium": "chromium", "chromedriver": "chromium-driver"}  # program -> Debian's package
 
@@ -19,9 +20,11 @@ BROWSER = {"chromium": "chromium", "chromedriver": "chromium-driver"}  # program
 def build_site() -> Path:
     """Builds the pages, with every warning an error, in build/site; returns their folder."""
     venv, out = paths.BUILD / "venv-site", paths.BUILD / "site"
-    make_venv(venv, paths.ROOT / "site" / "requirements.txt")
+    make_venv(venv, paths.ROOT / "site" / "requirements.txt", COURSE / "requirements.txt")
     graft_into(venv, default_release())
+    install_extension(venv)
     shutil.rmtree(out, ignore_errors=True)
+    _forget_lessons(venv)
     with step("build the site") as doing:
         sphinx = [venv / "bin" / "python", "-P", "-m", "sphinx", "-W", "--keep-going", "-b", "html"]
         cache = ["-d", paths.BUILD / "site-doctrees"]
@@ -31,8 +34,27 @@ def build_site() -> Path:
     return out
 
 
-def run_site() -> int:
-    """Builds the site and runs its tests, in a browser; their exit status."""
+def _forget_lessons(venv: Path) -> None:
+    """Removes the lessons' pages if they are of another torch, or of other lessons.
+
+    The gallery itself runs a lesson again if its file has changed, and only then.
+    """
+    pages = paths.ROOT / "site" / "course"
+    stamp = pages / ".made-of"
+    shared = [(COURSE / f"{name}.py").read_text() for name in ("drawing", "exercise")]
+    lessons = sorted(f.name for f in COURSE.glob("[0-9][0-9]_*.py"))
+    made_of = "\n".join([(venv / ".attn-installed").read_text(), *lessons, *shared])
+    if not stamp.exists() or stamp.read_text() != made_of:
+        shutil.rmtree(pages, ignore_errors=True)
+        pages.mkdir()
+        stamp.write_text(made_of)
+
+
+def run_site(test: bool) -> int:
+    """Builds the site, and with `test` runs its tests in a browser; their exit status."""
+    if not test:
+        console.print(f"{build_site()}/index.html", markup=False)
+        return 0
     missing = [package for program, package in BROWSER.items() if not shutil.which(program)]
     if missing:
         names = " and ".join(missing)

@@ -15,6 +15,7 @@ PAGES = sorted(
     p.relative_to(SITE).as_posix() for p in SITE.rglob("*.html") if "_static" not in p.parts
 )
 WIDTHS = (390, 1280)
+LESSONS = sorted(p.stem for p in (ROOT / "course").glob("[0-9][0-9]_*.py"))
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +35,7 @@ def test_the_pages_are_there():
     commits = [p.name for p in (ROOT / "stack").iterdir() if p.is_dir()]
     wanted = {"index.html", "install.html", "api.html", "notes/attn.html", "search.html"}
     wanted |= {f"generated/stack/{name}.html" for name in commits}
+    wanted |= {f"course/{lesson}.html" for lesson in ("index", *LESSONS)}
     assert wanted <= set(PAGES)
 
 
@@ -50,6 +52,29 @@ def opened(browser, site):
 def test_a_page(opened, page, width):
     """No failed request, no error, nothing from elsewhere, nothing that overflows, all typeset."""
     assert opened[page, width]["faults"] == []
+
+
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_each_lesson_has_a_picture_and_was_run(browser, site, lesson):
+    assert browser.open(f"{site}/course/{lesson}.html", WIDTHS[1])["faults"] == []
+    assert browser.driver.find_elements("css selector", "article img.sphx-glr-single-img")
+    outputs = browser.driver.find_elements("css selector", ".sphx-glr-script-out")
+    assert outputs and "Exercise: to do." in outputs[-1].text
+
+
+def test_the_decision_table(browser, site):
+    """Nine cells, and each leads to the place in lesson 1 that has its example."""
+    browser.open(f"{site}/course/index.html", WIDTHS[1])
+    cells = browser.driver.find_elements("css selector", "table.decision td p:first-child a")
+    links = [cell.get_attribute("href") for cell in cells]
+    assert len(links) == len({*links}) == 9
+    for link in links:
+        browser.driver.get(link)
+        place = urldefrag(link)[1]
+        shown = (
+            f"const s = document.getElementById({place!r}); return s.closest('section').innerText"
+        )
+        assert "gradcheck" in browser.driver.execute_script(shown)
 
 
 @pytest.mark.parametrize("page", ["index.html", "api.html", "notes/attn.html"])
@@ -74,7 +99,7 @@ def test_links_lead_somewhere(opened, site):
     assert lost == []
 
 
-@pytest.mark.parametrize("word", ["gradgradcheck", "vmap", "roofline", "Stack-commit"])
+@pytest.mark.parametrize("word", ["gradgradcheck", "vmap", "roofline", "Stack-commit", "KillHead"])
 def test_search(browser, site, word):
     assert browser.open(f"{site}/search.html?q={word}", WIDTHS[1])["faults"] == []
     assert found(browser), f"the search finds no {word}"
