@@ -139,9 +139,10 @@ assert all(of["F.linear"] == 1 for of in ratios.values())
 #   of ``attn``, whose scores never have to leave the cache between product and tanh;
 #   :doc:`/speed` has its plots.
 # - The smaller they are, the more you measure the *call*: Python, the dispatcher, the
-#   graph's node. A Function in Python pays most of it twice, and
-#   ``register_autograd`` runs Python in every call, kernel in C++ or not. An operator
-#   in ATen with an entry in ``derivatives.yaml`` pays least.
+#   graph's node. A Function in Python costs about as much again as the call itself,
+#   and ``register_autograd`` more: it runs Python in every call, kernel in C++ or not.
+#   A Function in C++, or an operator in ATen with an entry in ``derivatives.yaml``,
+#   pays least.
 #
 # Here is that overhead, with nothing to compute:
 

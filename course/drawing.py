@@ -32,7 +32,7 @@ def draw(axes: Axes, title: str, *roots) -> networkx.DiGraph:
     places = networkx.multipartite_layout(graph, subset_key="depth", align="horizontal")
     names = networkx.get_node_attributes(graph, "name")
     networkx.draw_networkx_edges(
-        graph, places, ax=axes, node_size=2500, edge_color="#888888"
+        graph, places, ax=axes, node_size=1400, edge_color="#888888"
     )
     for leaf, color in ((True, LEAF), (False, NODE)):
         some = {
@@ -43,7 +43,8 @@ def draw(axes: Axes, title: str, *roots) -> networkx.DiGraph:
             graph, places, some, ax=axes, font_size=7, bbox=box, font_color="black"
         )
     if not graph:
-        axes.text(0.5, 0.5, "no graph", ha="center", color="#c0504d")
+        middle = {"ha": "center", "transform": axes.transAxes}
+        axes.text(0.5, 0.5, "no graph", color="#c0504d", **middle)
     axes.set_title(title, fontsize=10)
     axes.margins(0.25)
     axes.set_axis_off()
