@@ -8,31 +8,19 @@ def is_composite(operator):
     return torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), key)
 
 
-def first(result):
-    return result if isinstance(result, torch.Tensor) else result[0]
-
-
-def kind(operator, *args):
-    if is_composite(operator):
-        return "composite"
-    floats = [
-        a.clone().requires_grad_()
-        if isinstance(a, torch.Tensor) and a.is_floating_point()
-        else a
-        for a in args
-    ]
-    return "none" if first(operator(*floats)).grad_fn is None else "formula"
+def floating(x):
+    return isinstance(x, torch.Tensor) and x.is_floating_point()
 
 
 def by_the_node_alone(operator, *args):
     """A composite's result has a node too: of what it called last."""
-    floats = [
-        a.clone().requires_grad_()
-        if isinstance(a, torch.Tensor) and a.is_floating_point()
-        else a
-        for a in args
-    ]
-    return "none" if first(operator(*floats)).grad_fn is None else "formula"
+    result = operator(*(a.clone().requires_grad_() if floating(a) else a for a in args))
+    first = result if isinstance(result, torch.Tensor) else result[0]
+    return "none" if first.grad_fn is None else "formula"
+
+
+def kind(operator, *args):
+    return "composite" if is_composite(operator) else by_the_node_alone(operator, *args)
 
 
 def by_the_registration(operator, *args):
@@ -41,12 +29,9 @@ def by_the_registration(operator, *args):
 
 
 def changes_the_arguments(operator, *args):
-    if is_composite(operator):
-        return "composite"
-    for a in args:
-        if isinstance(a, torch.Tensor) and a.is_floating_point():
-            a.requires_grad_()
-    return "none" if first(operator(*args)).grad_fn is None else "formula"
+    for a in filter(floating, args):
+        a.requires_grad_()
+    return kind(operator, *args)
 
 
 solution = kind

@@ -181,10 +181,15 @@ class Stack:
                 last.pop(path, None)
         for commit in self.commits:
             found += self._problems_of(commit, self._tree(commit.number - 1), last)
+        names = "|".join(operators(self.root))
         for path in self.overlay_files():
             if path not in last:
                 found.append(f"{path}: no commit of the stack claims this file")
-        return found
+            text = (self.root / path).read_text(errors="replace")
+            found += [
+                f"{path}: {t} is still to do" for t in re.findall(rf"TODO\((?:{names})\)", text)
+            ]
+        return list(dict.fromkeys(found))
 
     def _problems_of(self, commit: Commit, before: dict[str, Path], last: dict) -> list[str]:
         found = []
