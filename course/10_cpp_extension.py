@@ -125,7 +125,9 @@ print(linear_extension.linear_cpp_function(x, w, b).grad_fn.name())
 # another one.
 
 JIT = """
-import pathlib, sys, torch
+import os, pathlib, sys, torch
+beside = pathlib.Path(sys.executable).parent  # where pip has put ninja
+os.environ["PATH"] = f"{beside}{os.pathsep}{os.environ['PATH']}"
 from torch.utils.cpp_extension import load
 package, made = map(pathlib.Path, sys.argv[1:])
 made.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -34,7 +35,13 @@ def run_course() -> int:
     workers = ["--numprocesses=2", "--dist=loadscope", "--no-loadscope-reorder"]
     tests = [COURSE / "tests" / "test_new.py", COURSE / "tests", EXTENSION / "tests"]
     command = [python, "-m", "pytest", "-q", "-rs", "--durations=5", *workers, *tests]
-    return subprocess.run(command, cwd=paths.ROOT, env=environment(threads=1)).returncode
+    env = environment(threads=1) | with_tools(paths.VENV)
+    return subprocess.run(command, cwd=paths.ROOT, env=env).returncode
+
+
+def with_tools(venv: Path) -> dict[str, str]:
+    """The PATH with the programs of `venv` first: torch calls its ninja by name."""
+    return {"PATH": f"{venv / 'bin'}{os.pathsep}{os.environ['PATH']}"}
 
 
 def install_extension(venv: Path) -> None:
@@ -58,7 +65,8 @@ def install_extension(venv: Path) -> None:
                 shutil.copyfile(EXTENSION / name, place / name)
             with step("compile linear_extension"):
                 command = [*pip, "wheel", "--no-build-isolation", "--no-deps", "-w", wheels, place]
-                run(command, MADE / "wheel.log", "linear_extension cannot be built")
+                env = {**os.environ, **with_tools(venv)}
+                run(command, MADE / "wheel.log", "linear_extension cannot be built", env=env)
         found = sorted(wheels.glob("*.whl"))
         if len(found) != 1:
             raise ForkError(f"{wheels}: not one wheel, but {len(found)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,7 +13,7 @@ from fork.console import console, run, step
 from fork.errors import ForkError
 from fork.graft import graft_into
 from fork.overlay import default_release
-from fork.suites.course import COURSE, install_extension
+from fork.suites.course import COURSE, install_extension, with_tools
 
 BROWSER = {"chromium": "chromium", "chromedriver": "chromium-driver"}  # program -> Debian's package
 
@@ -29,7 +30,8 @@ def build_site() -> Path:
         sphinx = [venv / "bin" / "python", "-P", "-m", "sphinx", "-W", "--keep-going", "-b", "html"]
         cache = ["-d", paths.BUILD / "site-doctrees"]
         command = [*sphinx, *cache, paths.ROOT / "site", out]
-        run(command, paths.BUILD / "site.log", "the site cannot be built")
+        env = {**os.environ, **with_tools(venv)}
+        run(command, paths.BUILD / "site.log", "the site cannot be built", env=env)
         doing.done = f"{len(list(out.rglob('*.html')))} pages"
     return out
 
