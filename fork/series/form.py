@@ -10,6 +10,7 @@ from fork.overlay import BUILT, files_under, is_edit
 
 # PyTorch's width is theirs.
 UPSTREAMS = ("benchmarks/", "functorch/", "stack/", "test/", "tools/", "torch/")
+GENERATED = ("site/course/", "site/generated/", "site/notes/")  # by `make site`
 CPP = (".cpp", ".cu", ".cuh", ".h", ".hpp")
 
 
@@ -17,7 +18,7 @@ def lint(root: Path, fix: bool) -> bool:
     """Whether all is in form; with `fix` what can be mended is mended."""
     tools = Path(sys.executable).parent
     ruff, clang_format, yamllint = (tools / t for t in ("ruff", "clang-format", "yamllint"))
-    ours = files_under(root, skip=BUILT)
+    ours = [f for f in files_under(root, skip=BUILT) if not f.startswith(GENERATED)]
     # Edits are fragments of upstream's files, and keep their indentation there.
     whole = [f for f in ours if not is_edit(f)]
     python = [f for f in whole if f.endswith(".py")]
