@@ -31,6 +31,7 @@ MACHINERY = (
 LEFT = {"results", "tests"}  # folders of fork/ that are about attn
 TARGETS = ("attn", "test", "test-upstream", "test-stack", "lint", "clean")  # of the Makefile
 NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
+NUMBER = re.compile(r"-?\d+(\.\d*)?(e-?\d+)?|True|False")  # or a truth value
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,13 @@ class Operator:
     @property
     def tensors(self) -> list[str]:
         return [a.name for a in self.arguments if a.type == "Tensor"]
+
+    @property
+    def signature(self) -> str:
+        """As Python writes it."""
+        positional = [a.python for a in self.arguments if not a.keyword_only]
+        keywords = [a.python for a in self.arguments if a.keyword_only]
+        return ", ".join([*positional, *(["*", *keywords] if keywords else [])])
 
     @property
     def camel(self) -> str:
@@ -151,6 +159,8 @@ def parse(name: str, schema: str) -> Operator:
         default = a.default
         if default in ("true", "false"):
             default = default.capitalize()
+        if default is not None and not NUMBER.fullmatch(default):
+            raise ForkError(f"{schema}: {a}: its default is neither a number nor true or false")
         arguments.append(Argument(a.name, str(a.type), default, a.name in keywords))
     if not found.returns or any(str(r.type) != "Tensor" or r.annotation for r in found.returns):
         raise ForkError(f"{schema}: a result that is not a new Tensor")
@@ -172,10 +182,6 @@ def upstream_has(name: str) -> bool:
 
 def skeleton(op: Operator) -> dict[str, str]:
     """Path -> text, of an edit what it adds."""
-    args = [a.python for a in op.arguments]
-    if any(a.keyword_only for a in op.arguments):
-        first = next(i for i, a in enumerate(op.arguments) if a.keyword_only)
-        args.insert(first, "*")
     derivative = []
     if len(op.results) > 1:
         named = f"grad_{op.results[0]}" if op.results[0] else "grads[0]"
@@ -209,7 +215,7 @@ def skeleton(op: Operator) -> dict[str, str]:
         ),
         "torch/overrides.edit.py": (
             "# @@ after: torch.atleast_3d: lambda",
-            [f"        torch.{op.name}: lambda {', '.join(args)}: -1,"],
+            [f"        torch.{op.name}: lambda {op.signature}: -1,"],
         ),
     }
     files = {path: "\n".join([mark, *lines]) + "\n" for path, (mark, lines) in parts.items()}
@@ -228,22 +234,17 @@ def fill(template: str, op: Operator) -> str:
     """A file of skeleton/ for this operator."""
     tensors = op.tensors
     shapes = [f"shape_{t}" if len(tensors) > 1 else "shape" for t in tensors]
-    positional = [a for a in op.arguments if not a.keyword_only]
-    of = dict(zip(tensors, shapes, strict=True))
-    sample = [f"make({of[a.name]})" if a.name in of else TYPES[a.type][1] for a in positional]
-    sample += [f"{a.name}={TYPES[a.type][1]}" for a in op.arguments if a.keyword_only]
+    values = {a.name: TYPES[a.type][1] for a in op.arguments}
+    values |= {t: f"make({shape})" for t, shape in zip(tensors, shapes, strict=True)}
+    sample = [(f"{a.name}=" if a.keyword_only else "") + values[a.name] for a in op.arguments]
     if len(op.results) == 1:
         returns, result = "Tensor", "Tensor"
     else:
         returns = f"std::tuple<{', '.join('Tensor' for _ in op.results)}>"
         result = f"({', '.join('Tensor' for _ in op.results)})"
-    keyword = [a for a in op.arguments if a.keyword_only]
-    signature = [a.python for a in positional] + (["*"] if keyword else [])
-    signature += [a.python for a in keyword]
     words = {
         "Camel": op.camel,
         "args": "\n".join(f"    {a.name} ({a.type}): TODO({op.name})" for a in op.arguments),
-        "arguments": ", ".join(a.python for a in op.arguments),
         "count": str(len(op.results)),
         "name": op.name,
         "names": str([a.name for a in op.arguments]),
@@ -252,7 +253,7 @@ def fill(template: str, op: Operator) -> str:
         "returns": returns,
         "sample": ", ".join(sample),
         "shapes": ", ".join(shapes) + ("," if len(shapes) == 1 else ""),
-        "signature": ", ".join(signature),
+        "signature": op.signature,
         "tensors": ", ".join(tensors),
     }
     return Template((HERE / f"{template}.in").read_text()).substitute(words)

@@ -40,6 +40,7 @@ REFUSED = {
     "writes": ("mine", "(Tensor(a!) self) -> Tensor", "the skeleton takes"),
     "a view": ("mine", "(Tensor(a) self) -> Tensor(a)", "the skeleton takes"),
     "a number": ("mine", "(Tensor self) -> int", "a result that is not a new Tensor"),
+    "a word": ("mine", "(Tensor self, int how=Mean) -> Tensor", "neither a number nor true or"),
     "no tensor": ("mine", "(int n) -> Tensor", "takes no Tensor"),
     "out": (
         "mine",
@@ -80,6 +81,7 @@ SCHEMAS = {
     "one": "(Tensor self) -> Tensor",
     "three_named": "(Tensor x, int n, bool flag=True) -> (Tensor a, Tensor b, Tensor c)",
     "two": "two(Tensor self, Scalar alpha) -> (Tensor, Tensor)",
+    "key": "(Tensor self, float a=1e-3, *, Tensor other, int b, bool c=False) -> Tensor",
 }
 
 
@@ -88,7 +90,7 @@ def others(tmp_path_factory):
     """All four in a folder of their own, one after another."""
     place = tmp_path_factory.mktemp("own") / "others"
     new(paths.ROOT, "mine", SCHEMAS["mine"], place)
-    for name in ("one", "three_named", "two"):
+    for name in [*SCHEMAS][1:]:
         new(place, name, SCHEMAS[name])
     return place
 
@@ -151,6 +153,8 @@ def test_signatures(others):
     assert "three_named(x, n, flag=True) -> (Tensor, Tensor, Tensor)" in docs
     opinfo = (others / OPINFOS / "mine.py").read_text()
     assert "SampleInput(make(shape_self), make(shape_other), scale=0.5)" in opinfo
+    opinfo = (others / OPINFOS / "key.py").read_text()
+    assert "SampleInput(make(shape_self), 0.5, other=make(shape_other), b=2, c=True)" in opinfo
 
 
 def test_in_a_clone(tmp_path):
