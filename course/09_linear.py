@@ -101,17 +101,21 @@ assert str(inspect.signature(linear_apply)) == "(*args, **kwargs)"
 # Only what is wanted: how many products does the backward run?
 
 
-class Products(TorchDispatchMode):
-    count = 0
+class Count(TorchDispatchMode):
+    """How often operators of these names are called."""
+
+    def __init__(self, *names):
+        super().__init__()
+        self.names, self.count = names, 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += func.overloadpacket.__name__ in ("mm", "bmm", "addmm")
+        self.count += func.overloadpacket.__name__ in self.names
         return func(*args, **(kwargs or {}))
 
 
 def products(input, weight, bias):
     loss = linear(input, weight, bias).sum()
-    with Products() as mode:
+    with Count("mm", "bmm", "addmm") as mode:
         loss.backward()
     return mode.count
 
@@ -243,14 +247,6 @@ class Scale(Function):
         raise NotImplementedError  # your turn
 
 
-class Multiplications(TorchDispatchMode):
-    count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += func.overloadpacket.__name__ == "mul"
-        return func(*args, **(kwargs or {}))
-
-
 def check(attempt):
     scale, shift = normal(3), normal(3)
     for input in (normal(5, 3), normal(3), normal(2, 4, 3)):
@@ -277,7 +273,7 @@ def check(attempt):
                     f"{kind}: the gradient of the {name} is wrong."
                 )
     found = attempt.apply(input, scale.detach(), shift)
-    with Multiplications() as mode:
+    with Count("mul") as mode:
         torch.autograd.grad(found.sum(), input)
     assert mode.count == 1, (
         f"The scale is frozen, and the backward multiplies {mode.count} times."

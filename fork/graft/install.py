@@ -35,7 +35,7 @@ def run_example(graft: Graft, venv: Path) -> int:
         number = graft.commit.number
         console.print(f"commit {number} has no operator yet, so there is no example to run")
         return 0
-    names = operators(graft.root)
+    names = operators(graft.tree[NATIVE])
     if "attn" not in names:
         shown = "; ".join(f"print(torch.ops.aten.{op}.default._schema)" for op in names)
         command = [venv / "bin" / "python", "-P", "-c", f"import torch; {shown}"]

@@ -94,7 +94,7 @@ def new(root: Path, name: str, schema: str, into: Path | None = None) -> list[st
         stack, commits = None, []
         if into.exists() and (not into.is_dir() or any(into.iterdir())):
             raise ForkError(f"{into}: exists; name a new folder")
-    taken = operators(root) if stack else []
+    taken = operators(root / NATIVE) if stack else []
     if name in taken or any(c.folder.name[3:] == name.replace("_", "-") for c in commits):
         raise ForkError(f"{name}: the stack has an operator or a commit of that name")
     if upstream_has(name):
@@ -111,7 +111,6 @@ def new(root: Path, name: str, schema: str, into: Path | None = None) -> list[st
         copy_machinery(root, into, operator)
     number = len(commits) + 1
     folder = target / "stack" / f"{number:02d}-{name.replace('_', '-')}"
-    written = []
     for path, text in files.items():
         place = target / path
         if is_edit(path) and place.exists():
@@ -119,13 +118,12 @@ def new(root: Path, name: str, schema: str, into: Path | None = None) -> list[st
             text = joined(path, place.read_text(), text)
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(text)
-        written.append(path)
     folder.mkdir(parents=True)
     message = fill("commit.md", operator)
     title, body = re.fullmatch(r"# (.+)\n\n(.*)", message, re.S).groups()
     commit = Commit(number, folder, title, body, tuple(sorted(files)), ())
     (folder / "commit.md").write_text(commit.text())
-    return [*sorted(written), f"stack/{folder.name}/commit.md"]
+    return [*commit.files, f"stack/{folder.name}/commit.md"]
 
 
 def parse(name: str, schema: str) -> Operator:

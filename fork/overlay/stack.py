@@ -44,9 +44,8 @@ def files_under(folder: Path, skip: Set[str] = frozenset()) -> list[str]:
     return sorted(found)
 
 
-def operators(root: Path) -> list[str]:
-    """The public operators that the tip of the repository at `root` declares."""
-    native = root / NATIVE
+def operators(native: Path) -> list[str]:
+    """The public operators that a version of the overlay's NATIVE declares; none if it isn't."""
     text = native.read_text() if native.is_file() else ""
     return re.findall(r"^- func: ([a-z]\w*)[.(]", text, re.M)
 
@@ -181,7 +180,7 @@ class Stack:
                 last.pop(path, None)
         for commit in self.commits:
             found += self._problems_of(commit, self._tree(commit.number - 1), last)
-        names = "|".join(operators(self.root))
+        names = "|".join(operators(self.root / NATIVE))
         for path in self.overlay_files():
             if path not in last:
                 found.append(f"{path}: no commit of the stack claims this file")

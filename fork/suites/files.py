@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fork import paths
-from fork.overlay import operators
+from fork.overlay import NATIVE, operators
 
 # PyTorch's test files that go through all OpInfos, native functions, schemas or public functions.
 # Beside each, as `Class.test`, the tests that go through a whole registry under a name that is not
@@ -69,7 +69,7 @@ def own(tree: Path) -> dict[str, tuple[str, ...]]:
     test = tree / "test"
     files = {
         *test.glob(SCRIPT),
-        *(f for op in operators(paths.ROOT) for f in test.glob(f"test_{op}*.py")),
+        *(f for op in operators(paths.ROOT / NATIVE) for f in test.glob(f"test_{op}*.py")),
     }
     return {file.name: ("*",) for file in sorted(files)}
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from fork import paths
 from fork.console import console, step
 from fork.errors import ForkError
-from fork.overlay import operators
+from fork.overlay import NATIVE, operators
 from fork.suites.files import SCRIPT, SUITES, functions, is_ours, own
 from fork.suites.report import progress
 from fork.suites.results import LACKS, Result, fault, read_reports
@@ -56,7 +56,7 @@ def run_suites(
     cores = os.cpu_count() or 1
     jobs = max(1, min(jobs or cores, len(suites)))
     env = environment(threads=max(1, cores // jobs)) | {**(variables or {})}
-    ops = operators(paths.ROOT) if ops is None else ops
+    ops = operators(paths.ROOT / NATIVE) if ops is None else ops
     size = {suite: (tree / "test" / suite).stat().st_size for suite in suites}
     owns = own(tree)
     futures = {}

@@ -21,6 +21,12 @@ def tree(root):
     return {p.relative_to(root).as_posix(): p.read_bytes() for p in root.rglob("*") if p.is_file()}
 
 
+def status():
+    """What git says of this clone."""
+    command = ["git", "status", "--short"]
+    return subprocess.run(command, cwd=paths.ROOT, capture_output=True, text=True).stdout
+
+
 REFUSED = {
     "a name": ("LogCosh", SCHEMA, "an operator is named in small letters"),
     "another name": ("mine", "yours(Tensor self) -> Tensor", "a schema of yours"),
@@ -57,16 +63,11 @@ REFUSED = {
 @pytest.mark.parametrize("why", REFUSED)
 def test_refused_and_nothing_written(why):
     name, schema, words = REFUSED[why]
-    before = subprocess.run(
-        ["git", "status", "--short"], cwd=paths.ROOT, capture_output=True, text=True
-    ).stdout
+    before = status()
     with pytest.raises(ForkError) as caught:
         new(paths.ROOT, name, schema)
     assert words in str(caught.value) and "\n" not in str(caught.value)
-    after = subprocess.run(
-        ["git", "status", "--short"], cwd=paths.ROOT, capture_output=True, text=True
-    ).stdout
-    assert after == before
+    assert status() == before
 
 
 def test_a_folder_that_is_there(tmp_path):
@@ -99,7 +100,9 @@ def test_what_a_folder_of_its_own_has(others):
     assert (others / "fork" / "__main__.py").is_file() and (others / "Makefile").is_file()
     assert not (others / "fork" / "tests").exists() and not (others / "course").exists()
     assert not any("attn" in p.name.lower() for p in others.rglob("*") if p.is_file())
-    assert operators(others) == list(SCHEMAS)
+    assert operators(others / NATIVE) == list(SCHEMAS)
+    # Of an earlier commit, which can be grafted too, those that it has.
+    assert operators(Stack(others).tree(2)[NATIVE]) == list(SCHEMAS)[:2]
     said = subprocess.run(
         [sys.executable, "-m", "fork", "--help"], cwd=others, capture_output=True, text=True
     )
