@@ -161,6 +161,8 @@ SHARED = (
     sized(3, 4, 5, 6, 5000),
     sized(6, 2001, 9, 5000),
     sized(1, 2001, 16, 4500),
+    sized(300, 64, 200, 9),
+    sized(12, 900, 300, 40),
 )
 # One that is small, one whose sizes are odd and one whose sizes are even.
 VARIED = (
@@ -211,7 +213,7 @@ MAX_KERNELS = 625
 KERNEL_SIZE = 2**15
 # Which products the kernel takes for one with a right operand in pairs.
 PRODUCTS = """
-#include <ATen/native/cpu/AttnBrgemmTiles.h>
+#include <ATen/native/cpu/AttnBrgemm.h>
 
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>

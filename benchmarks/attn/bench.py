@@ -8,11 +8,8 @@ Writes cpu.json or cuda.json, cpu.md and a plot into the folder --out.
 """
 
 import gc
-import json
 import os
-import platform
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -25,10 +22,11 @@ import memory
 import report
 import results
 import roofline
+import sweep
 from cases import ATTN, Case, COMPILE, CPU, EAGER, JAX, MODES, rows, SHORT, TABLES
 from contenders import Absent, as_tensors, disagreement, Problem, RUNS
+from machine import console, describe, use_threads
 from measure import Clock, host_clock, interleaved
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -38,49 +36,6 @@ from rich.progress import (
 )
 
 import torch
-
-
-console = Console(highlight=False, soft_wrap=True)
-
-
-def machine(threads: int, with_jax: bool) -> dict:
-    """What the figures depend on."""
-    cpu = {}
-    try:
-        listed = subprocess.run(["lscpu", "-J"], capture_output=True, text=True).stdout
-        entries = json.loads(listed)["lscpu"]
-        while entries:
-            entry = entries.pop()
-            cpu[entry["field"].rstrip(":")] = entry["data"]
-            entries += entry.get("children", [])
-    except (OSError, ValueError, KeyError):
-        pass  # no lscpu: the model will do
-    caches = ("L1d", "L2", "L3")
-    huge = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-    found = re.search(r"\[(\w+)\]", huge.read_text()) if huge.exists() else None
-    about = {
-        "cpu": cpu.get("Model name") or platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "threads": threads,
-        "caches": {x: cpu[y] for x in caches if (y := f"{x} cache") in cpu},
-        "isa": torch.backends.cpu.get_cpu_capability(),
-        "huge pages": found[1] if found else "unknown",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
-    if with_jax:
-        import jax
-
-        about["jax"] = jax.__version__
-    return about
-
-
-def use_threads(threads: int) -> None:
-    """All contenders get the same cores: JAX takes as many threads as it is allowed cores."""
-    torch.set_num_threads(threads)
-    if hasattr(os, "sched_setaffinity"):
-        allowed = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, allowed[:threads])
 
 
 def find_jax() -> bool:
@@ -208,6 +163,14 @@ class Cpu:
     type=click.FloatRange(0, min_open=True),
     help="Begin no further case after so long.",
 )
+@click.option(
+    "--sweep",
+    "sweep_seconds",
+    type=click.FloatRange(0),
+    default=0,
+    show_default=True,
+    help="Seconds of random shapes, on a CPU: sweep.py's.",
+)
 @click.option("--no-jax", is_flag=True)
 @click.option("--no-compile", is_flag=True)
 @click.option(
@@ -225,6 +188,7 @@ def main(
     rounds,
     quick,
     minutes,
+    sweep_seconds,
     no_jax,
     no_compile,
     out,
@@ -256,7 +220,7 @@ def main(
     timing = {"rounds": rounds or 0, "seconds": share * place.SECONDS}
     result = {
         "device": device,
-        "machine": machine(threads, with_jax) | place.about(),
+        "machine": describe(threads, with_jax) | place.about(),
         "rows": [],
         "unmeasured": {},  # why, by row
     }
@@ -308,6 +272,10 @@ def main(
         for row in result["rows"]:
             limit(row, peaks, by_name[row["case"]])
         result["peaks"] = peaks.as_dict()
+    if on_cpu and sweep_seconds:
+        counts = sorted({1, threads})
+        share = sweep_seconds / len(counts)
+        result["sweeps"] = [sweep.sweep(share, count) for count in counts]
     written = results.write(result, out)
     console.print(report.unmeasured(result), markup=False, end="")
     console.print(report.verdict(result["rows"]), markup=False)

@@ -1,4 +1,4 @@
-"""The plot: ratios of every case, percent of the roofline and time over n."""
+"""The plots: ratios of every case, percent of the roofline, time over n; random shapes."""
 
 from pathlib import Path
 from statistics import median
@@ -109,6 +109,43 @@ def times(axes: Axes, rows: list[report.Row], dtype: str, mode: str) -> None:
     over_n(axes, f"Time of a {mode}, {SHORT[dtype]}")
 
 
+def sweep(axes: Axes, result: dict) -> None:
+    """Random shapes: how many times as fast as eager, over their work."""
+    looks = {1: ("#d55e00", "o"), 2: ("#2f8fd0", "^")}
+    for found in result["sweeps"]:
+        color, marker = looks.get(found["threads"], looks[2])
+        points = [(r["flops"], report.value(r, EAGER)) for r in found["rows"]]
+        label = f"{report.threads(found['threads'])}, seed {found['seed']}"
+        if points:
+            style = {"linestyle": "", "marker": marker, "markersize": 2.5}
+            axes.plot(*zip(*points), color=color, label=label, **style)
+    axes.axhline(1, linewidth=1)
+    axes.axhline(report.BELOW, linewidth=1, linestyle=":")
+    axes.set_xscale("log")
+    axes.set_yscale("log", base=2)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: times_as(y)))
+    axes.set_xlabel("multiply-adds x 2")
+    axes.set_title("Random shapes: so many times as fast as eager", loc="left")
+    if len(axes.lines) > 2:
+        axes.legend(frameon=False, fontsize="small")
+
+
+def finish(figure: Figure, result: dict) -> Figure:
+    for axes in figure.axes:
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(
+        report.describe(result["machine"]), fontsize="small", x=0.01, ha="left"
+    )
+    return figure
+
+
+def draw_sweeps(result: dict) -> Figure:
+    figure = Figure(figsize=(13, 4.5), layout="constrained")
+    sweep(figure.subplots(), result)
+    return finish(figure, result)
+
+
 def draw(result: dict) -> Figure:
     rows = result["rows"]
     by_mode = {mode: [r for r in rows if r["mode"] == mode] for mode in STYLES}
@@ -133,13 +170,7 @@ def draw(result: dict) -> Figure:
     dtype = OVER_N[report.device_of(result)]
     times(second, rows, dtype, "forward")
     times(third, rows, dtype, "step")
-    for axes in figure.axes:
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(
-        report.describe(result["machine"]), fontsize="small", x=0.01, ha="left"
-    )
-    return figure
+    return finish(figure, result)
 
 
 def settings(ground: str, ink: str) -> dict:
@@ -163,15 +194,20 @@ def settings(ground: str, ink: str) -> dict:
 
 
 def write(result: dict, out: Path) -> list[str]:
-    """The plot on a light and on a dark ground; the names of the files."""
+    """The plots on a light and on a dark ground; the names of the files."""
+    device = report.device_of(result)
+    plots = {device: draw} if result["rows"] else {}
+    if result.get("sweeps"):
+        plots[f"{device}-sweep"] = draw_sweeps
     written = []
-    for suffix, (ground, ink) in GROUNDS.items():
-        with matplotlib.rc_context(settings(ground, ink)):
-            figure = draw(result)
-            name = f"{report.device_of(result)}{suffix}.svg"
-            figure.savefig(out / name, metadata={"Date": None})
-            written.append(name)
-            if not suffix:
-                written.append(f"{report.device_of(result)}.png")
-                figure.savefig(out / written[-1], dpi=90)
+    for plot, drawn_by in plots.items():
+        for suffix, (ground, ink) in GROUNDS.items():
+            with matplotlib.rc_context(settings(ground, ink)):
+                figure = drawn_by(result)
+                name = f"{plot}{suffix}.svg"
+                figure.savefig(out / name, metadata={"Date": None})
+                written.append(name)
+                if not suffix:
+                    written.append(f"{plot}.png")
+                    figure.savefig(out / written[-1], dpi=90)
     return written

@@ -1,6 +1,6 @@
 """What the times say: ratios and targets, as lines and as a table."""
 
-from statistics import median, quantiles
+from statistics import geometric_mean, median, quantiles
 from typing import Any, NamedTuple, Optional
 
 from cases import (
@@ -17,6 +17,9 @@ from cases import (
     TITLES,
 )
 
+
+BELOW = 0.95  # times as fast as eager: what a sweep counts as slower
+WORST = 10  # of a sweep, which its summary names
 
 TOO_LATE = "no time was left"
 
@@ -38,7 +41,7 @@ is aimed at. *roofline*: how much of the speed that the machine's peaks allow, a
 products or the bytes that must move would take all the time{roofline}. *scratch*: the peak of memory above inputs, \
 outputs and gradients, as a fraction of `attn`; eager's beside it.
 
-{verdict}
+{verdict}{sweeps}
 """
 # What a device's report says besides: how it is called, how it was timed, what its roofline is.
 WORDS = {
@@ -104,7 +107,7 @@ def value(row: Row, what: str) -> Optional[float]:
 def aims(row: Row) -> dict[str, Aim]:
     """By column: what was measured, what is aimed at, and whether that is met."""
     found = {}
-    for what, aim in row["target"].items():
+    for what, aim in row.get("target", {}).items():
         x = value(row, what)
         if x is None or aim is None:
             continue
@@ -170,6 +173,32 @@ def line(row: Row) -> str:
     if row["disturbed"] > QUIET:
         words.append(f"others took {row['disturbed']:.0%} of the machine")
     return "  ".join(words)
+
+
+def below(row: Row) -> bool:
+    """Slower than eager by more than measuring explains."""
+    return value(row, EAGER) < BELOW
+
+
+def threads(count: int) -> str:
+    return f"{count} thread{'s' if count > 1 else ''}"
+
+
+def sweep_summary(sweep: dict) -> str:
+    """What a sweep over random shapes found, in two sentences."""
+    rows = sweep["rows"]
+    if not rows:
+        return "No random shape was measured."
+    found = [value(row, EAGER) for row in rows]
+    slow = [row for row in rows if below(row)]
+    text = (
+        f"Of {len(rows)} random shapes (seed {sweep['seed']}, {threads(sweep['threads'])}) "
+        f"{len(slow) or 'none'} {'is' if len(slow) < 2 else 'are'} below {BELOW} of eager; "
+        f"geometric mean {geometric_mean(found):.2f}, least {min(found):.2f}."
+    )
+    worst = sorted(slow, key=lambda row: value(row, EAGER))[:WORST]
+    names = [f"{row['case']} {row['mode']} ({value(row, EAGER):.2f})" for row in worst]
+    return text + (f" The slowest: {', '.join(names)}." if names else "")
 
 
 def left_out(row: Row) -> list[str]:
@@ -265,6 +294,7 @@ def markdown(result: dict) -> str:
         machine=describe(result["machine"]),
         peaks=describe_peaks(peaks) if peaks else "",
         verdict=verdict(result["rows"]),
+        sweeps="".join(f" {sweep_summary(x)}" for x in result.get("sweeps", ())),
     )
     text += disturbances(result["rows"])
     text += "".join(f"\n{line}\n" for line in unmeasured(result).splitlines())

@@ -21,7 +21,7 @@ def write(result: dict, out: Path) -> list[str]:
     written = [f"{device_of(result)}{suffix}" for suffix in (".json", ".md")]
     (out / written[0]).write_text(json.dumps(result, indent=1) + "\n")
     (out / written[1]).write_text(markdown(result))
-    if PLOTS and result["rows"]:
+    if PLOTS:
         import plot
 
         written += plot.write(result, out)

@@ -25,7 +25,8 @@ def bench(publish: bool, args: Sequence[str]) -> int:
     venv = paths.BUILD / "venv-bench"
     make_venv(venv, Path(__file__).with_name("bench-requirements.txt"))
     graft_into(venv, default_release())
-    return measure(venv, paths.BUILD / "bench", "cpu", publish, args)
+    sweep = ("--sweep", "120")  # unless ARGS say
+    return measure(venv, paths.BUILD / "bench", "cpu", publish, (*sweep, *args))
 
 
 def bench_gpu(release: str, sanitize: bool, publish: bool, args: Sequence[str]) -> int:

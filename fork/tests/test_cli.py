@@ -372,7 +372,8 @@ def test_bench(tmp_path, monkeypatch, args, status, kept):
     monkeypatch.setattr(benchmark, "graft_into", lambda venv, release: None)
     assert invoke("bench", *args)[0] == status
     passed = [arg for arg in args if arg != "--publish"]
-    assert (tmp_path / "build/bench/cpu.json").read_text() == str(passed)
+    sweep = ["--sweep", "120"]  # two minutes of random shapes, unless the arguments say
+    assert (tmp_path / "build/bench/cpu.json").read_text() == str(sweep + passed)
     assert sorted(f.name for f in tmp_path.glob("fork/results/*")) == kept
 
 

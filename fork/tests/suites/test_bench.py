@@ -305,6 +305,76 @@ def test_plot(tmp_path):
     assert (tmp_path / "cpu.svg").read_text() == light
 
 
+def swept(*ratios, threads=2):
+    rows = []
+    for i, ratio in enumerate(ratios):
+        case = {"case": f"case {i}", "mode": "step", "flops": 10.0**i, "disturbed": 0.0}
+        rows.append(case | {"seconds": {ATTN: [1.0], EAGER: [ratio]}})
+    return {"seed": 7, "threads": threads, "rows": rows}
+
+
+def test_what_a_sweep_found():
+    assert report.sweep_summary(swept(4, 1, 0.95)) == (
+        "Of 3 random shapes (seed 7, 2 threads) none is below 0.95 of eager; "
+        "geometric mean 1.56, least 0.95."
+    )
+    assert report.sweep_summary(swept(0.8, 1, 0.5, threads=1)) == (
+        "Of 3 random shapes (seed 7, 1 thread) 2 are below 0.95 of eager; geometric mean 0.74, "
+        "least 0.50. The slowest: case 2 step (0.50), case 0 step (0.80)."
+    )
+    assert report.sweep_summary(swept()) == "No random shape was measured."
+    text = report.markdown(about([]) | {"sweeps": [swept(2, 2), swept(3, threads=1)]})
+    assert "0 of 0 targets are met. Of 2 random shapes" in text and "(seed 7, 1 thread)" in text
+
+
+def test_plot_of_a_sweep(tmp_path):
+    pytest.importorskip("matplotlib")
+    written = results.write(about([]) | {"sweeps": [swept(2, 0.5)]}, tmp_path)
+    assert written[2:] == ["cpu-sweep.svg", "cpu-sweep.png", "cpu-sweep-dark.svg"]
+    assert "2 threads, seed 7" in (tmp_path / "cpu-sweep.svg").read_text()
+
+
+def test_random_cases_are_as_they_are_described():
+    pytest.importorskip("torch")
+    import random
+
+    import sweep
+
+    rng, again = random.Random(3), random.Random(3)
+    found = [sweep.random_case(rng) for _ in range(2000)]
+    assert found[:50] == [sweep.random_case(again) for _ in range(50)]
+    cases = [case for case, _ in found]
+    assert {mode for _, mode in found} == {"forward", "step"}
+    assert {case.dtype for case in cases} == {"float32", "float64", "bfloat16", "float16"}
+    for sizes, largest in (("mn", sweep.ROWS), ("de", sweep.COLS)):
+        values = [getattr(case, size) for case in cases for size in sizes]
+        assert min(values) == 1 and largest // 2 < max(values) <= largest
+        powers = sum(x & (x - 1) == 0 for x in values if x > 16)
+        assert 0.1 < powers / sum(x > 16 for x in values) < 0.4
+    assert 0 in {case.batch for case in cases} and max(case.batch for case in cases) > 500
+    for case in cases:
+        assert case.passes("forward")[0].flops <= sweep.MAX_FLOPS
+        assert case.bytes(1) and case.m * case.n * max(case.batch, 1) <= sweep.MAX_ELEMENTS
+
+
+@pytest.mark.parametrize("ratios,rounds", [((2,), [5]), ((0.5, 2), [5, 15]), ((0.5, 0.4), [5, 15])])
+def test_what_seems_slower_is_measured_again(monkeypatch, ratios, rounds):
+    pytest.importorskip("torch")
+    import sweep
+    from measure import Times
+
+    asked, answers = [], iter(ratios)
+
+    def interleaved(runs, clock, *, seconds, rounds):
+        asked.append(rounds)
+        return Times({ATTN: [1.0], EAGER: [next(answers)]}, 0.0)
+
+    monkeypatch.setattr(sweep, "RUNS", {ATTN: lambda problem: None, EAGER: lambda problem: None})
+    monkeypatch.setattr(sweep, "interleaved", interleaved)
+    found = sweep.measured(Case("float32", 2), "forward", 1)
+    assert asked == rounds and report.value(found, EAGER) == ratios[-1]
+
+
 def test_everyone_is_first_and_follows_everyone():
     pytest.importorskip("torch")
     from measure import rotations

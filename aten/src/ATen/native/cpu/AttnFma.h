@@ -1,0 +1,708 @@
+#pragma once
+
+#include <ATen/native/cpu/AttnDot.h>
+
+namespace at::native {
+inline namespace CPU_CAPABILITY {
+
+// Products by fused multiply-add of vectors, in the precision T of the sums:
+//   C (M x N) (+)= A (M x K) B (K x N)
+// as in BLIS. A micro-kernel holds MR x NR sums in registers, the accumulator
+// tile. It reads a strip of MR rows of A, one number at a time, and a
+// micro-panel of NR columns of B, which is packed row after row or, if few rows
+// of A are multiplied with it, read where it is.
+template <typename T>
+class AttnFma {
+ public:
+  using Vec = vec::Vectorized<T>;
+  static constexpr int64_t LANES = Vec::size();
+
+  // As many accumulators as fit in the registers, beside NV vectors of B and
+  // one of A.
+#if defined(CPU_CAPABILITY_AVX512)
+  static constexpr int64_t MR = 8, NV = 3;
+#elif defined(CPU_CAPABILITY_AVX2) || !defined(__x86_64__)
+  static constexpr int64_t MR = 4, NV = 3;
+#else
+  static constexpr int64_t MR = 3, NV = 2;
+#endif
+  static constexpr int64_t NR = NV * LANES;
+
+  // Whether a part of a vector is loaded and stored as fast as all of it.
+#if defined(CPU_CAPABILITY_AVX512)
+  static constexpr bool is_masked = true;
+#else
+  static constexpr bool is_masked = false;
+#endif
+
+  // fn(col, width in vectors) for each micro-panel of so many columns. Their
+  // widths differ by a vector at most.
+  template <typename F>
+  static C10_ALWAYS_INLINE void for_panels(int64_t cols, const F& fn) {
+    const auto vectors = at::ceil_div(cols, LANES);
+    const auto panels = at::ceil_div(vectors, NV);
+    int64_t col = 0;
+    for (int64_t i = 0; i < panels; ++i) {
+      const auto width = (vectors + panels - 1 - i) / panels;
+      fn(col, width);
+      col += width * LANES;
+    }
+  }
+
+  static int64_t packed_size(int64_t rows, int64_t cols) {
+    return rows * at::round_up(cols, LANES);
+  }
+
+  // `count` columns of the right operand, in so many vectors, of which only the
+  // last may have fewer.
+  struct Panel {
+    const T* data;
+    int64_t ld, width, count;
+  };
+
+  // The right operand.
+  struct Right {
+    const T* data; // of an operand that isn't packed
+    int64_t ld;
+    int64_t end; // of the columns that aren't packed
+    const T* packed;
+    int64_t rows;
+
+    // `count` columns from this one on, of so many vectors.
+    Panel panel(int64_t col, int64_t width, int64_t count) const {
+      if (col < end) {
+        return {data + col, ld, width, count};
+      }
+      const auto all = width * LANES;
+      return {packed + (col - end) * rows, all, width, all};
+    }
+  };
+
+  // All of x, packed into dst.
+  template <typename S>
+  static Right pack(T* dst, const Matrix<const S>& x) {
+    for_panels(x.cols, [&](int64_t col, int64_t width) {
+      const auto cols = std::min(width * LANES, x.cols - col);
+      pack_panel(
+          dst + col * x.rows, width * LANES, x.block(0, col, x.rows, cols));
+    });
+    return {nullptr, 0, 0, dst, x.rows};
+  }
+
+  // x as the right operand of so many rows: what is not worth packing, or the
+  // last panel alone, which may end amid a vector.
+  template <typename S>
+  static Right right(T* dst, const Matrix<const S>& x, int64_t rows) {
+    if constexpr (std::is_same_v<T, S>) {
+      if (rows <= UNPACKED_ROWS && x.col_stride == 1) {
+        const T* data = x.data;
+        const auto ld = x.row_stride;
+        if (is_masked || x.cols % LANES == 0) {
+          return {data, ld, x.cols, nullptr, x.rows};
+        }
+        int64_t last = 0;
+        for_panels(x.cols, [&](int64_t col, int64_t) { last = col; });
+        const auto cols = x.cols - last;
+        pack_panel(
+            dst, at::round_up(cols, LANES), x.block(0, last, x.rows, cols));
+        return {data, ld, last, dst, x.rows};
+      }
+    }
+    return pack(dst, x);
+  }
+
+  // dst[i * ld + j] = x[i][j], filled up with zeros to ld columns.
+  template <typename S>
+  static void pack_panel(T* dst, int64_t ld, const Matrix<const S>& x) {
+    for (int64_t i = 0; x.cols < ld && i < x.rows; ++i) {
+      std::fill(dst + i * ld + x.cols, dst + (i + 1) * ld, T(0));
+    }
+    copy_rows(dst, ld, x);
+  }
+
+  // The left operand: A(r, p) is data[r * ld + p] or, transposed, data[r + p *
+  // ld].
+  struct Left {
+    const T* data;
+    int64_t ld;
+    bool transposed = false;
+
+    Left from_row(int64_t row) const {
+      return {data + (transposed ? row : row * ld), ld, transposed};
+    }
+  };
+
+  // At most MR rows of x as the left operand of few products: where they are,
+  // or a copy.
+  template <typename S>
+  static Left strip(T* copy, const Matrix<const S>& x) {
+    if constexpr (std::is_same_v<T, S>) {
+      if (x.col_stride == 1 && x.rows == kernel_rows(x.rows)) {
+        return {x.data, x.row_stride};
+      }
+    }
+    copy_rows(copy, x.cols, x);
+    const auto end = kernel_rows(x.rows);
+    std::fill(copy + x.rows * x.cols, copy + end * x.cols, T(0));
+    return {copy, x.cols};
+  }
+
+  // C (+)= A times a panel of B, of so many terms. Reads of A, and
+  // writes of C, as many rows as kernel_rows(rows). Rows of C are written one
+  // after the other, each to a multiple of a vector.
+  static void multiply(
+      int64_t rows,
+      int64_t terms,
+      const Left& a,
+      const Panel& b,
+      bool add,
+      T* c,
+      int64_t ldc) {
+    const auto with_rows = [&](auto v, auto transposed) {
+      constexpr int V = decltype(v)::value;
+      constexpr bool is_t = decltype(transposed)::value;
+      if (rows > MR / 2) {
+        kernel<MR, 1, V, is_t>(terms, a.data, a.ld, b, add, c, ldc);
+      } else if (rows > 1) {
+        kernel<MR / 2, 2, V, is_t>(terms, a.data, a.ld, b, add, c, ldc);
+      } else {
+        kernel<1, MR / 2, V, is_t>(terms, a.data, a.ld, b, add, c, ldc);
+      }
+    };
+    const auto with_width = [&](auto transposed) {
+      if (NV > 2 && b.width == NV) {
+        with_rows(std::integral_constant<int, NV>(), transposed);
+      } else if (b.width == 2) {
+        with_rows(std::integral_constant<int, 2>(), transposed);
+      } else {
+        with_rows(std::integral_constant<int, 1>(), transposed);
+      }
+    };
+    if (a.transposed) {
+      with_width(std::true_type());
+    } else {
+      with_width(std::false_type());
+    }
+  }
+  static int64_t kernel_rows(int64_t rows) {
+    return rows > MR / 2 ? MR : rows > 1 ? MR / 2 : 1;
+  }
+
+  // C (+)= A B. Of A, rows up to a multiple of MR are read as well.
+  static void product(
+      bool first,
+      int64_t rows,
+      int64_t cols,
+      const Left& a,
+      const Right& b,
+      T* c,
+      int64_t ldc) {
+    const auto add_tile = [&](int64_t row, int64_t col, int64_t width) {
+      const auto count = std::min(width * LANES, cols - col);
+      const auto strip = std::min(MR, rows - row);
+      T* dst = c + row * ldc + col;
+      for (int64_t r = 0; r < strip; ++r) {
+        for (int64_t j = 0; j < count; j += LINE) {
+          prefetch_line(dst + r * ldc + j);
+        }
+      }
+      const auto left = a.from_row(row);
+      auto panel = b.panel(col, width, count);
+      if (strip == kernel_rows(strip) &&
+          (is_masked || count == width * LANES)) {
+        panel.count = count;
+        multiply(strip, b.rows, left, panel, !first, dst, ldc);
+        return;
+      }
+      alignas(64) T sums[MR * NR];
+      multiply(strip, b.rows, left, panel, false, sums, NR);
+      for (int64_t r = 0; r < strip; ++r) {
+        add_sum(first, dst + r * ldc, sums + r * NR, count);
+      }
+    };
+    // Of a panel of B and C, what is larger is read or written once.
+    if (b.rows * cols <= SMALL) {
+      for (int64_t row = 0; row < rows; row += MR) {
+        for_panels(cols, [&](int64_t col, int64_t width) {
+          add_tile(row, col, width);
+        });
+      }
+    } else {
+      for_panels(cols, [&](int64_t col, int64_t width) {
+        for (int64_t row = 0; row < rows; row += MR) {
+          add_tile(row, col, width);
+        }
+      });
+    }
+  }
+
+  // The same for a C of lower precision, to which nothing is added: by way of
+  // `sums`, of rows x cols elements.
+  template <typename O>
+  static void product_by(
+      T* sums,
+      bool first,
+      int64_t rows,
+      int64_t cols,
+      const Left& a,
+      const Right& b,
+      O* c,
+      int64_t ldc) {
+    if constexpr (std::is_same_v<T, O>) {
+      product(first, rows, cols, a, b, c, ldc);
+      return;
+    }
+    product(true, rows, cols, a, b, sums, cols);
+    const bool flat = cols == ldc;
+    for (int64_t i = 0; i < (flat ? 1 : rows); ++i) {
+      convert(c + i * ldc, sums + i * cols, flat ? rows * cols : cols);
+    }
+  }
+
+ private:
+  static constexpr int64_t LINE = 64 / sizeof(T);
+  static constexpr int64_t AHEAD = 4; // terms, for which a line is on its way
+  static constexpr int64_t UNPACKED_ROWS = 48;
+  static constexpr int64_t SMALL = (24 << 10) / sizeof(T); // in the first cache
+
+  // The last vector of a panel, of which the first `count` elements are there
+  // or, without masks, all.
+  class LastVector {
+   public:
+#if defined(CPU_CAPABILITY_AVX512)
+    explicit LastVector(int64_t count) : mask_((1u << count) - 1) {}
+
+    C10_ALWAYS_INLINE Vec load(const T* p) const {
+      if constexpr (std::is_same_v<T, float>) {
+        return _mm512_maskz_loadu_ps(mask_, p);
+      } else {
+        return _mm512_maskz_loadu_pd(mask_, p);
+      }
+    }
+    C10_ALWAYS_INLINE void store(T* p, const Vec& x) const {
+      if constexpr (std::is_same_v<T, float>) {
+        _mm512_mask_storeu_ps(p, mask_, x);
+      } else {
+        _mm512_mask_storeu_pd(p, mask_, x);
+      }
+    }
+
+   private:
+    std::conditional_t<std::is_same_v<T, float>, __mmask16, __mmask8> mask_;
+#else
+    explicit LastVector(int64_t /*count*/) {}
+
+    C10_ALWAYS_INLINE Vec load(const T* p) const {
+      return Vec::loadu(p);
+    }
+    C10_ALWAYS_INLINE void store(T* p, const Vec& x) const {
+      x.store(p);
+    }
+#endif
+  };
+
+  // The micro-kernel: C chains of sums, of every Cth term, for each of R rows
+  // and V vectors. Few rows need several, lest each sum waits for the one
+  // before.
+  template <int R, int C, int V, bool transposed>
+  static void kernel(
+      int64_t terms,
+      const T* a,
+      int64_t lda,
+      const Panel& panel,
+      bool add,
+      T* c,
+      int64_t ldc) {
+    const T* b = panel.data;
+    const auto ldb = panel.ld;
+    const LastVector last(panel.count - (V - 1) * LANES);
+    auto sums = zeros<T>(std::make_index_sequence<R * C * V>());
+    const auto add_term = [&](auto chain,
+                              int64_t p) C10_ALWAYS_INLINE_ATTRIBUTE {
+      if constexpr (transposed) { // a line of a each, far from the one before
+        const T* ahead = a + (p + AHEAD) * lda;
+        prefetch_line(ahead);
+        prefetch_line(ahead + R - 1);
+      }
+      auto right = zeros<T>(std::make_index_sequence<V>());
+      if constexpr (V > 1) {
+        c10::ForcedUnroll<V - 1>{}([&](auto v) C10_ALWAYS_INLINE_ATTRIBUTE {
+          right[v] = Vec::loadu(b + p * ldb + v * LANES);
+        });
+      }
+      right[V - 1] = last.load(b + p * ldb + (V - 1) * LANES);
+      c10::ForcedUnroll<R>{}([&](auto r) C10_ALWAYS_INLINE_ATTRIBUTE {
+        constexpr int i = (decltype(chain)::value * R + decltype(r)::value) * V;
+        const Vec left(transposed ? a[r + p * lda] : a[r * lda + p]);
+        c10::ForcedUnroll<V>{}([&](auto v) C10_ALWAYS_INLINE_ATTRIBUTE {
+          sums[i + v] = vec::fmadd(left, right[v], sums[i + v]);
+        });
+      });
+    };
+    int64_t p = 0;
+    for (; p + C <= terms; p += C) {
+      c10::ForcedUnroll<C>{}(
+          [&](auto i) C10_ALWAYS_INLINE_ATTRIBUTE { add_term(i, p + i); });
+    }
+    for (; p < terms; ++p) {
+      add_term(std::integral_constant<int, 0>(), p);
+    }
+    c10::ForcedUnroll<R * V>{}([&](auto i) C10_ALWAYS_INLINE_ATTRIBUTE {
+      Vec sum = sums[i];
+      if constexpr (C > 1) {
+        c10::ForcedUnroll<C - 1>{}([&](auto chain) C10_ALWAYS_INLINE_ATTRIBUTE {
+          sum = sum + sums[(chain + 1) * R * V + i];
+        });
+      }
+      T* dst = c + i / V * ldc + i % V * LANES;
+      if constexpr (decltype(i)::value % V == V - 1) {
+        last.store(dst, add ? last.load(dst) + sum : sum);
+      } else {
+        (add ? Vec::loadu(dst) + sum : sum).store(dst);
+      }
+    });
+  }
+};
+
+// Terms of sums that are made at once if a tile has very few columns.
+constexpr int64_t ATTN_TERMS = 1024;
+
+// The leading dimension of a tile. Very few columns leave no gaps, so that its
+// rows together are one long vector, unless sums are made in parts; else it is
+// no power of two.
+template <typename T>
+int64_t tile_ld(int64_t cols, int64_t terms) {
+  constexpr auto LANES = AttnFma<T>::LANES;
+  if (cols <= LANES && terms <= ATTN_TERMS) {
+    return cols;
+  }
+  return at::round_up(cols, LANES) + LANES;
+}
+
+// Elements of a tile of so many rows, with those below and right of it that are
+// read or written as well.
+template <typename T>
+int64_t tile_size(int64_t rows, int64_t cols) {
+  constexpr auto LANES = AttnFma<T>::LANES;
+  return at::round_up(rows, AttnFma<T>::MR) *
+             (at::round_up(cols, LANES) + LANES) +
+         AttnFma<T>::NR;
+}
+
+// Zeros below and right of a tile, up to a multiple of MR. They are read,
+// though nothing is made of them, and what memory happens to hold, read as
+// numbers, is often denormal and slow.
+template <typename T>
+void clear_edges(T* tile, int64_t rows, int64_t cols, int64_t ld) {
+  constexpr auto MR = AttnFma<T>::MR;
+  const auto end = at::round_up(cols, MR);
+  for (int64_t i = 0; cols < ld && cols < end && i < rows; ++i) {
+    std::fill(tile + i * ld + cols, tile + i * ld + end, T(0));
+  }
+  std::fill(tile + rows * ld, tile + at::round_up(rows, MR) * ld + MR, T(0));
+}
+
+// The forward of a task by FMA. See Note [Tiles of attn].
+template <typename S>
+class FmaForward {
+ public:
+  using T = at::opmath_type<S>;
+  static constexpr int64_t ROW_STEP = AttnFma<T>::MR;
+  static constexpr bool any_width = true;
+
+  // Of scratch memory, in elements of T.
+  struct Layout {
+    int64_t chunk;           // rows of the tile
+    bool few_rows;           // all rows of attn, whatever the number of threads
+    bool all_of_k, all_of_v; // are packed at once
+    int64_t kc;              // terms of q kᵀ that are summed at once
+    int64_t strip, tile, k_panels, v_panels, sums, size;
+
+    Layout(int64_t rows, int64_t n, int64_t d, int64_t e)
+        : few_rows(rows <= AttnDot<S>::MAX_ROWS),
+          all_of_k(d <= PACKED),
+          all_of_v(e <= PACKED) {
+      n = std::min(n, ATTN_BLOCK);
+      kc = std::min(n <= Fma::LANES ? ATTN_TERMS : ATTN_BLOCK, d);
+      chunk =
+          std::min(at::round_up(rows, MR), all_of_k && all_of_v ? MC : ROWS);
+      ScratchLayout layout;
+      strip = layout.add(AttnDot<S>::MAX_ROWS * kc);
+      tile = layout.add(tile_size<T>(chunk, n));
+      k_panels = layout.add(Fma::packed_size(all_of_k ? d : kc, n));
+      v_panels = layout.add(Fma::packed_size(n, all_of_v ? e : ATTN_BLOCK));
+      sums = layout.add(
+          std::is_same_v<T, S> ? 0 : chunk * std::min(ATTN_BLOCK, e));
+      size = layout.size();
+    }
+  };
+
+  FmaForward(const Layout& layout, T* scratch)
+      : layout_(layout),
+        strip_(scratch + layout.strip),
+        tile_(scratch + layout.tile),
+        k_panels_(scratch + layout.k_panels),
+        v_panels_(scratch + layout.v_panels),
+        sums_(scratch + layout.sums) {}
+
+  template <typename O>
+  void forward(
+      bool first,
+      const Matrix<const S>& q,
+      const Matrix<const S>& k,
+      const Matrix<const S>& v,
+      const Matrix<S>& attn,
+      bool stream,
+      O* out) {
+    ld_ = tile_ld<T>(k.rows, q.cols);
+    for (int64_t i = 0; i < q.rows; i += layout_.chunk) {
+      const auto rows = std::min(layout_.chunk, q.rows - i);
+      clear_edges(tile_, rows, attn.cols, ld_);
+      add_scores(i == 0, q.block(i, 0, rows, q.cols), k);
+      finish(attn.block(i, 0, rows, attn.cols), stream);
+      add_output(first, i == 0, rows, q.rows, v, out + i * v.cols);
+    }
+  }
+
+  // out (+)= attn v, of an attn that was made before
+  void output(
+      bool first,
+      const Matrix<const S>& attn,
+      const Matrix<const S>& v,
+      T* out) {
+    ld_ = tile_ld<T>(attn.cols, 0);
+    for (int64_t i = 0; i < attn.rows; i += layout_.chunk) {
+      const auto rows = std::min(layout_.chunk, attn.rows - i);
+      copy_rows(tile_, ld_, attn.block(i, 0, rows, attn.cols));
+      clear_edges(tile_, rows, attn.cols, ld_);
+      add_output(first, i == 0, rows, attn.rows, v, out + i * v.cols);
+    }
+  }
+
+ private:
+  using Fma = AttnFma<T>;
+  static constexpr auto MR = Fma::MR;
+  static constexpr int64_t MC = 96;
+  static_assert(MC % MR == 0);
+  // If k or v are too wide to be packed at once, their parts are packed anew
+  // for each so many rows.
+  static constexpr int64_t ROWS = 4 * MC;
+  static constexpr int64_t PACKED = 1024;
+
+  // tile = q kᵀ
+  void add_scores(
+      bool pack, const Matrix<const S>& q, const Matrix<const S>& k) {
+    for (int64_t p = 0; p == 0 || p < q.cols; p += layout_.kc) {
+      const auto terms = std::min(layout_.kc, q.cols - p);
+      const bool all = layout_.all_of_k;
+      const auto part = k.block(0, p, k.rows, terms);
+      T* panels = k_panels_ + (all ? p * at::round_up(k.rows, Fma::LANES) : 0);
+      if (layout_.few_rows && AttnDot<S>::fits(q.rows, part)) {
+        copy_rows(strip_, terms, q.block(0, p, q.rows, terms));
+        AttnDot<S>::product(q.rows, strip_, terms, part, p > 0, tile_, ld_);
+        continue;
+      }
+      if (pack || !all) {
+        Fma::pack(panels, part.t());
+      }
+      const typename Fma::Right right{nullptr, 0, 0, panels, terms};
+      for (int64_t row = 0; row < q.rows; row += MR) {
+        const auto rows = std::min(MR, q.rows - row);
+        const auto left = Fma::strip(strip_, q.block(row, p, rows, terms));
+        Fma::for_panels(k.rows, [&](int64_t col, int64_t width) {
+          T* c = tile_ + row * ld_ + col;
+          const auto panel = right.panel(col, width, 0);
+          Fma::multiply(rows, terms, left, panel, p > 0, c, ld_);
+        });
+      }
+    }
+  }
+
+  // attn = tile = tanh(tile)
+  void finish(const Matrix<S>& attn, bool stream) {
+    const bool flat = attn.cols == ld_ && attn.row_stride == ld_;
+    const auto rows = flat ? 1 : attn.rows;
+    const auto cols = flat ? attn.rows * ld_ : attn.cols;
+    for (const auto i : c10::irange(rows)) {
+      S* dst = attn.data + i * attn.row_stride;
+      T* tile = tile_ + i * ld_;
+      for (int64_t j = 0; j < cols; j += pair_size<T>) {
+        const auto x = attn_tanh_for<S>(load<T>(tile + j), cols - j);
+        store(dst + j, x, cols - j, stream);
+        store(tile + j, round_to<S>(x), cols - j);
+      }
+    }
+  }
+
+  // out (+)= tile v, for some of so many rows
+  template <typename O>
+  void add_output(
+      bool first,
+      bool pack,
+      int64_t rows,
+      int64_t all_rows,
+      const Matrix<const S>& v,
+      O* out) {
+    const bool all = layout_.all_of_v;
+    for (int64_t p = 0; p < v.cols; p += ATTN_BLOCK) {
+      const auto cols = std::min(ATTN_BLOCK, v.cols - p);
+      auto& right = v_right_[all ? p / ATTN_BLOCK : 0];
+      if (pack || !all) {
+        right = Fma::right(
+            v_panels_ + (all ? p * v.rows : 0),
+            v.block(0, p, v.rows, cols),
+            all_rows);
+      }
+      Fma::product_by(
+          sums_, first, rows, cols, {tile_, ld_}, right, out + p, v.cols);
+    }
+  }
+
+  Layout layout_;
+  T *strip_, *tile_, *k_panels_, *v_panels_, *sums_;
+  int64_t ld_ = 0;
+  std::array<typename Fma::Right, PACKED / ATTN_BLOCK + 1> v_right_{};
+};
+
+// The backward of a tile by FMA. See Note [Tiles of attn].
+template <typename S>
+class FmaBackward {
+ public:
+  using T = at::opmath_type<S>;
+  static constexpr int64_t ROW_STEP = 4;
+  static constexpr int64_t MIN_ROWS = 48;
+  static constexpr bool sums_columns = false;
+
+  // Of scratch memory, in elements of T, for tiles of so many rows and columns.
+  struct Layout {
+    int64_t kc; // terms of grad_output vᵀ that are summed at once
+    int64_t strip, tile, attn_tile, grad_tile, panels, products, size;
+
+    Layout(int64_t rows, int64_t cols, int64_t d, int64_t e) {
+      kc = std::min(cols <= Fma::LANES ? ATTN_TERMS : ATTN_BLOCK, e);
+      const auto width = std::min(ATTN_BLOCK, std::max(d, e));
+      ScratchLayout layout;
+      strip = layout.add(AttnDot<S>::MAX_ROWS * kc);
+      tile = layout.add(tile_size<T>(rows, cols));
+      attn_tile = layout.add(tile_size<T>(rows, cols));
+      grad_tile = layout.add(tile_size<T>(rows, cols));
+      panels = layout.add(
+          std::max(
+              Fma::packed_size(kc, cols),
+              Fma::packed_size(std::max(rows, cols), width)));
+      products =
+          layout.add(std::is_same_v<T, S> ? 0 : std::max(rows, cols) * width);
+      size = layout.size();
+    }
+  };
+
+  FmaBackward(const Layout& layout, T* scratch)
+      : kc_(layout.kc),
+        strip_(scratch + layout.strip),
+        tile_(scratch + layout.tile),
+        attn_tile_(scratch + layout.attn_tile),
+        grad_tile_(scratch + layout.grad_tile),
+        panels_(scratch + layout.panels),
+        products_(scratch + layout.products) {}
+
+  void start(const AttnTile<S>& matrices, bool with_scores) {
+    const auto& [q, k, v, attn, grad_output, grad_attn] = matrices;
+    q_ = q;
+    k_ = k;
+    grad_output_ = grad_output;
+    cols_ = attn.cols;
+    ld_ = tile_ld<T>(cols_, v.cols);
+    copy_rows(attn_tile_, ld_, attn);
+    clear_edges(attn_tile_, attn.rows, cols_, ld_);
+    clear_edges(tile_, attn.rows, cols_, ld_);
+    if (!with_scores) {
+      return;
+    }
+    const bool has_grad = grad_attn.data != nullptr;
+    if (has_grad) {
+      copy_rows(grad_tile_, ld_, grad_attn);
+    }
+    const auto e = grad_output.data == nullptr ? 0 : grad_output.cols;
+    for (int64_t p = 0; p == 0 || p < e; p += kc_) {
+      const auto terms = std::min(kc_, e - p);
+      const auto part = v.block(0, p, cols_, terms);
+      const auto grad = grad_output.block(0, p, attn.rows, terms);
+      if (AttnDot<S>::fits(attn.rows, part)) {
+        copy_rows(strip_, terms, grad);
+        AttnDot<S>::product(attn.rows, strip_, terms, part, p > 0, tile_, ld_);
+        continue;
+      }
+      const auto right = Fma::pack(panels_, part.t());
+      for (int64_t row = 0; row < attn.rows; row += MR) {
+        const auto rows = std::min(MR, attn.rows - row);
+        const auto left = Fma::strip(strip_, grad.block(row, 0, rows, terms));
+        Fma::for_panels(cols_, [&](int64_t col, int64_t width) {
+          T* c = tile_ + row * ld_ + col;
+          const auto panel = right.panel(col, width, 0);
+          Fma::multiply(rows, terms, left, panel, p > 0, c, ld_);
+        });
+      }
+    }
+    finish(attn.rows, has_grad);
+  }
+
+  template <typename O>
+  void add_grad_q(bool first, O* total) {
+    add_to(first, q_.rows, {tile_, ld_}, k_, total);
+  }
+  template <typename O>
+  void add_grad_k(bool first, O* total) {
+    add_to(first, cols_, {tile_, ld_, true}, q_, total);
+  }
+  template <typename O>
+  void add_grad_v(bool first, O* total) {
+    add_to(first, cols_, {attn_tile_, ld_, true}, grad_output_, total);
+  }
+  static void finish_block(const Matrix<S>& dst, const T* total) {
+    convert(dst.data, total, dst.rows * dst.cols);
+  }
+
+ private:
+  using Fma = AttnFma<T>;
+  static constexpr auto MR = Fma::MR;
+
+  // tile = (tile + grad_attn) (1 - attn²)
+  void finish(int64_t rows, bool has_grad) {
+    const bool flat = cols_ == ld_;
+    const auto cols = flat ? rows * ld_ : cols_;
+    for (int64_t i = 0; i < (flat ? 1 : rows); ++i) {
+      T* tile = tile_ + i * ld_;
+      for (int64_t j = 0; j < cols; j += pair_size<T>) {
+        auto x = load<T>(tile + j);
+        if (has_grad) {
+          x = x + load<T>(grad_tile_ + i * ld_ + j);
+        }
+        store(tile + j, tanh_backward(x, load<T>(attn_tile_ + i * ld_ + j)));
+      }
+    }
+  }
+
+  // out (+)= a x, for a tile or its transpose; all of it if out is of lower
+  // precision
+  template <typename O>
+  void add_to(
+      bool first,
+      int64_t rows,
+      const typename Fma::Left& a,
+      const Matrix<const S>& x,
+      O* out) {
+    for (int64_t p = 0; p < x.cols; p += ATTN_BLOCK) {
+      const auto cols = std::min(ATTN_BLOCK, x.cols - p);
+      const auto right = Fma::right(panels_, x.block(0, p, x.rows, cols), rows);
+      Fma::product_by(products_, first, rows, cols, a, right, out + p, x.cols);
+    }
+  }
+
+  int64_t kc_;
+  T *strip_, *tile_, *attn_tile_, *grad_tile_, *panels_, *products_;
+  int64_t cols_ = 0, ld_ = 0;
+  Matrix<const S> q_{}, k_{}, grad_output_{};
+};
+
+} // namespace CPU_CAPABILITY
+} // namespace at::native

@@ -1,0 +1,104 @@
+#pragma once
+
+#include <cstdint>
+
+// What the kernels of attn are given: pointers, sizes and strides.
+
+namespace at::native {
+inline namespace CPU_CAPABILITY {
+
+// A matrix of any strides.
+template <typename S>
+struct Matrix {
+  S* data;
+  int64_t rows, cols, row_stride, col_stride;
+
+  Matrix block(int64_t row, int64_t col, int64_t rows, int64_t cols) const {
+    return {
+        data + row * row_stride + col * col_stride,
+        rows,
+        cols,
+        row_stride,
+        col_stride};
+  }
+  S& at(int64_t row, int64_t col) const {
+    return data[row * row_stride + col * col_stride];
+  }
+  Matrix t() const {
+    return {data, cols, rows, col_stride, row_stride};
+  }
+  operator Matrix<const S>() const {
+    return {data, rows, cols, row_stride, col_stride};
+  }
+};
+
+// The matrices of a batch, whose dimensions have any sizes and strides; the
+// last two are those of a matrix. None has no data, and gives empty matrices.
+template <typename S>
+struct MatrixBatch {
+  S* data = nullptr;
+  const int64_t* sizes = nullptr;
+  const int64_t* strides = nullptr;
+  int64_t dim = 0;
+
+  explicit operator bool() const {
+    return sizes != nullptr;
+  }
+
+  Matrix<S> operator[](int64_t index) const {
+    if (sizes == nullptr) {
+      return {};
+    }
+    S* first = data;
+    for (auto i = dim - 3; i > 0; --i) {
+      first += index % sizes[i] * strides[i];
+      index /= sizes[i];
+    }
+    if (dim > 2) {
+      first += index * strides[0];
+    }
+    return {
+        first,
+        sizes[dim - 2],
+        sizes[dim - 1],
+        strides[dim - 2],
+        strides[dim - 1]};
+  }
+};
+
+// q (batch, m, d), k (batch, n, d), v (batch, n, e)
+struct AttnSizes {
+  int64_t batch, m, n, d, e;
+
+  // The multiplications of attn's two products, and what each sample costs
+  // besides.
+  double work() const {
+    return batch * (static_cast<double>(m) * n * (d + e) + 1000);
+  }
+};
+
+// output and attn are contiguous.
+template <typename S>
+struct AttnForwardArgs {
+  AttnSizes sizes;
+  MatrixBatch<S> output, attn;
+  MatrixBatch<const S> q, k, v;
+};
+
+// Gradients that are wanted are contiguous; the others have no data, nor has a
+// gradient given that is zero.
+template <typename S>
+struct AttnBackwardArgs {
+  AttnSizes sizes;
+  MatrixBatch<S> grad_q, grad_k, grad_v;
+  MatrixBatch<const S> grad_output, grad_attn, q, k, v, attn;
+};
+
+// What the backward of a tile is made of. A gradient that is zero has no data.
+template <typename S>
+struct AttnTile {
+  Matrix<const S> q, k, v, attn, grad_output, grad_attn;
+};
+
+} // namespace CPU_CAPABILITY
+} // namespace at::native

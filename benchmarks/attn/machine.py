@@ -1,0 +1,55 @@
+"""The machine that is measured: what the figures depend on, and how many of its cores are used."""
+
+import json
+import os
+import platform
+import re
+import subprocess
+from pathlib import Path
+
+from rich.console import Console
+
+import torch
+
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+def describe(threads: int, with_jax: bool) -> dict:
+    """What the figures depend on."""
+    cpu = {}
+    try:
+        listed = subprocess.run(["lscpu", "-J"], capture_output=True, text=True).stdout
+        entries = json.loads(listed)["lscpu"]
+        while entries:
+            entry = entries.pop()
+            cpu[entry["field"].rstrip(":")] = entry["data"]
+            entries += entry.get("children", [])
+    except (OSError, ValueError, KeyError):
+        pass  # no lscpu: the model will do
+    caches = ("L1d", "L2", "L3")
+    huge = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    found = re.search(r"\[(\w+)\]", huge.read_text()) if huge.exists() else None
+    about = {
+        "cpu": cpu.get("Model name") or platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": threads,
+        "caches": {x: cpu[y] for x in caches if (y := f"{x} cache") in cpu},
+        "isa": torch.backends.cpu.get_cpu_capability(),
+        "huge pages": found[1] if found else "unknown",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+    if with_jax:
+        import jax
+
+        about["jax"] = jax.__version__
+    return about
+
+
+def use_threads(threads: int) -> None:
+    """All contenders get the same cores: JAX takes as many threads as it is allowed cores."""
+    torch.set_num_threads(threads)
+    if hasattr(os, "sched_setaffinity"):
+        allowed = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, allowed[:threads])
