@@ -64,19 +64,20 @@ void attn_backward_by(
   using T = typename Tiles::T;
   const auto [batch, m, n, d, e] = args.sizes;
 
-  // Tiles are as large as they may be, but so that there are at least 4 x 3 for
+  // Tiles are as large as they may be, but so that there are at least TILES for
   // threads to share, if these are worth packing k and v for them. Their size
   // depends on the shape only, lest the sums depend on the number of threads.
-  constexpr int64_t MAX_ROWS = 192, COL_STEP = 96;
-  const auto rows = at::round_up<int64_t>(
-      std::max(
-          at::ceil_div(m, std::max<int64_t>(4, at::ceil_div(m, MAX_ROWS))),
-          std::min(m, Tiles::MIN_ROWS)),
-      Tiles::ROW_STEP);
-  const auto block_cols =
-      std::min(ATTN_BLOCK, at::round_up(at::ceil_div(n, int64_t(3)), COL_STEP));
-  const auto row_blocks = at::ceil_div(m, rows);
+  constexpr int64_t TILES = 12, MAX_ROWS = 192, COL_STEP = 96;
+  const auto tiles = std::max<int64_t>(1, TILES / batch);
+  const auto block_cols = std::min(
+      ATTN_BLOCK,
+      at::round_up(at::ceil_div(n, std::min<int64_t>(tiles, 3)), COL_STEP));
   const auto col_blocks = at::ceil_div(n, block_cols);
+  const auto rows_wanted = at::ceil_div(
+      m, std::max(at::ceil_div(tiles, col_blocks), at::ceil_div(m, MAX_ROWS)));
+  const auto rows = at::round_up<int64_t>(
+      std::max(rows_wanted, std::min(m, Tiles::MIN_ROWS)), Tiles::ROW_STEP);
+  const auto row_blocks = at::ceil_div(m, rows);
   const auto threads = parallel.threads(2 * args.sizes.work());
   // Where a single tile is all that is added, its sums need no other place.
   const bool q_shared = col_blocks > 1, columns_shared = row_blocks > 1;

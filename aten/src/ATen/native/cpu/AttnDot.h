@@ -17,8 +17,8 @@ class AttnDot {
 
   // Whether adding up the elements of vectors, one for each element of C, takes
   // less than to transpose B.
-  static bool fits(int64_t rows, const Matrix<const S>& b) {
-    return rows <= MAX_ROWS && b.cols >= LANES * rows && b.col_stride == 1;
+  static bool fits(int64_t rows, int64_t terms) {
+    return rows <= MAX_ROWS && terms >= LANES * rows;
   }
 
   // Writes rows of C one after the other, each to a multiple of a vector.
@@ -53,6 +53,7 @@ class AttnDot {
   using Vec = vec::Vectorized<T>;
   static constexpr int64_t LANES = Vec::size();
   static constexpr int64_t W = pair_size<T>;
+  static constexpr int64_t LINE = 64 / sizeof(S);
 
   // R rows of C
   template <int R>
@@ -99,7 +100,11 @@ class AttnDot {
     const auto add_terms = [&](int64_t p,
                                auto... count) C10_ALWAYS_INLINE_ATTRIBUTE {
       c10::ForcedUnroll<C>{}([&](auto c) C10_ALWAYS_INLINE_ATTRIBUTE {
-        const auto right = load<T>(data + c * b.row_stride + p, count...);
+        const S* row = data + c * b.row_stride + p;
+        for (int64_t i = 0; i < W; i += LINE) {
+          prefetch_line(row + C * b.row_stride + i);
+        }
+        const auto right = load<T>(row, count...);
         c10::ForcedUnroll<R>{}([&](auto r) C10_ALWAYS_INLINE_ATTRIBUTE {
           constexpr int i = decltype(r)::value * C + decltype(c)::value;
           const auto left = load<T>(a + r * lda + p, count...);

@@ -67,14 +67,18 @@ class AttnFma {
     int64_t end; // of the columns that aren't packed
     const T* packed;
     int64_t rows;
+    bool in_parts = false; // its rows are multiplied some at a time
 
-    // `count` columns from this one on, of so many vectors.
-    Panel panel(int64_t col, int64_t width, int64_t count) const {
+    // `count` columns from this one on, of so many vectors, without the rows
+    // before this one.
+    Panel panel(
+        int64_t col, int64_t width, int64_t count = 0, int64_t row = 0) const {
       if (col < end) {
-        return {data + col, ld, width, count};
+        return {data + col + row * ld, ld, width, count};
       }
       const auto all = width * LANES;
-      return {packed + (col - end) * rows, all, width, all};
+      const T* panel = packed + (col - end) * rows;
+      return {panel + row * all, all, width, all};
     }
   };
 
@@ -89,10 +93,18 @@ class AttnFma {
     return {nullptr, 0, 0, dst, x.rows};
   }
 
-  // x as the right operand of so many rows: what is not worth packing, or the
-  // last panel alone, which may end amid a vector.
+  // x as the right operand of a product of so many rows, or of very few: all of
+  // it is packed, or what is not worth it isn't, or only its last panel is, as
+  // that ends amid a vector.
   template <typename S>
-  static Right right(T* dst, const Matrix<const S>& x, int64_t rows) {
+  static Right right(
+      T* dst, const Matrix<const S>& x, int64_t rows, bool very_few) {
+    auto result = right_of(dst, x, rows);
+    result.in_parts = very_few;
+    return result;
+  }
+  template <typename S>
+  static Right right_of(T* dst, const Matrix<const S>& x, int64_t rows) {
     if constexpr (std::is_same_v<T, S>) {
       if (rows <= UNPACKED_ROWS && x.col_stride == 1) {
         const T* data = x.data;
@@ -127,8 +139,9 @@ class AttnFma {
     int64_t ld;
     bool transposed = false;
 
-    Left from_row(int64_t row) const {
-      return {data + (transposed ? row : row * ld), ld, transposed};
+    Left from(int64_t row, int64_t term) const {
+      const auto offset = transposed ? row + term * ld : row * ld + term;
+      return {data + offset, ld, transposed};
     }
   };
 
@@ -197,47 +210,54 @@ class AttnFma {
       const Right& b,
       T* c,
       int64_t ldc) {
-    const auto add_tile = [&](int64_t row, int64_t col, int64_t width) {
-      const auto count = std::min(width * LANES, cols - col);
-      const auto strip = std::min(MR, rows - row);
-      T* dst = c + row * ldc + col;
-      for (int64_t r = 0; r < strip; ++r) {
-        for (int64_t j = 0; j < count; j += LINE) {
-          prefetch_line(dst + r * ldc + j);
+    // Very few rows of A: B comes from memory, a few of its rows after the other.
+    const auto part = b.in_parts ? PART_ROWS : b.rows;
+    for (int64_t p = 0; p == 0 || p < b.rows; p += part) {
+      const auto terms = std::min(part, b.rows - p);
+      const bool sets = first && p == 0;
+      const auto add_tile = [&](int64_t row, int64_t col, int64_t width) {
+        const auto count = std::min(width * LANES, cols - col);
+        const auto strip = std::min(MR, rows - row);
+        T* dst = c + row * ldc + col;
+        for (int64_t r = 0; r < strip; ++r) {
+          for (int64_t j = 0; j < count; j += LINE) {
+            prefetch_line(dst + r * ldc + j);
+          }
         }
-      }
-      const auto left = a.from_row(row);
-      auto panel = b.panel(col, width, count);
-      if (strip == kernel_rows(strip) &&
-          (is_masked || count == width * LANES)) {
-        panel.count = count;
-        multiply(strip, b.rows, left, panel, !first, dst, ldc);
-        return;
-      }
-      alignas(64) T sums[MR * NR];
-      multiply(strip, b.rows, left, panel, false, sums, NR);
-      for (int64_t r = 0; r < strip; ++r) {
-        add_sum(first, dst + r * ldc, sums + r * NR, count);
-      }
-    };
-    // Of a panel of B and C, what is larger is read or written once.
-    if (b.rows * cols <= SMALL) {
-      for (int64_t row = 0; row < rows; row += MR) {
+        const auto left = a.from(row, p);
+        auto panel = b.panel(col, width, count, p);
+        if (strip == kernel_rows(strip) &&
+            (is_masked || count == width * LANES)) {
+          panel.count = count;
+          multiply(strip, terms, left, panel, !sets, dst, ldc);
+          return;
+        }
+        alignas(64) T sums[MR * NR];
+        multiply(strip, terms, left, panel, false, sums, NR);
+        for (int64_t r = 0; r < strip; ++r) {
+          add_sum(sets, dst + r * ldc, sums + r * NR, count);
+        }
+      };
+      // Of a panel of B and C, what is larger is read or written once.
+      if (terms * cols <= SMALL) {
+        for (int64_t row = 0; row < rows; row += MR) {
+          for_panels(cols, [&](int64_t col, int64_t width) {
+            add_tile(row, col, width);
+          });
+        }
+      } else {
         for_panels(cols, [&](int64_t col, int64_t width) {
-          add_tile(row, col, width);
+          for (int64_t row = 0; row < rows; row += MR) {
+            add_tile(row, col, width);
+          }
         });
       }
-    } else {
-      for_panels(cols, [&](int64_t col, int64_t width) {
-        for (int64_t row = 0; row < rows; row += MR) {
-          add_tile(row, col, width);
-        }
-      });
     }
   }
 
-  // The same for a C of lower precision, to which nothing is added: by way of
-  // `sums`, of rows x cols elements.
+  // The same, also for a C of lower precision, to which nothing is added, and for
+  // a B in parts, whose sum is made from zero: by way of `sums`, of rows x cols
+  // elements.
   template <typename O>
   static void product_by(
       T* sums,
@@ -249,20 +269,68 @@ class AttnFma {
       O* c,
       int64_t ldc) {
     if constexpr (std::is_same_v<T, O>) {
-      product(first, rows, cols, a, b, c, ldc);
-      return;
+      if (first || !b.in_parts) {
+        product(first, rows, cols, a, b, c, ldc);
+        return;
+      }
     }
     product(true, rows, cols, a, b, sums, cols);
     const bool flat = cols == ldc;
     for (int64_t i = 0; i < (flat ? 1 : rows); ++i) {
-      convert(c + i * ldc, sums + i * cols, flat ? rows * cols : cols);
+      const auto count = flat ? rows * cols : cols;
+      if constexpr (std::is_same_v<T, O>) {
+        add_sum(false, c + i * ldc, sums + i * cols, count);
+      } else {
+        convert(c + i * ldc, sums + i * cols, count);
+      }
     }
+  }
+
+  // Whether in a product A Bᵀ with a long B, A is so small that it should be
+  // transposed rather than B.
+  static bool swaps(int64_t rows, int64_t terms) {
+    return rows <= FEW_ROWS && terms >= std::max<int64_t>(rows, 64);
+  }
+
+  // C = A Bᵀ for few rows of A, by way of Cᵀ = B Aᵀ: in parts of kc terms.
+  // `strip`, `panels` and `ct` are memory for a strip of B, panels of Aᵀ, and Cᵀ.
+  template <typename S>
+  static void product_swapped(
+      const Matrix<const S>& a,
+      const Matrix<const S>& b,
+      int64_t kc,
+      T* strip_copy,
+      T* panels,
+      T* ct,
+      T* c,
+      int64_t ldc) {
+    const auto ld = at::round_up(a.rows, LANES) + LANES;
+    for (int64_t p = 0; p < a.cols; p += kc) {
+      const auto terms = std::min(kc, a.cols - p);
+      const auto right = pack(panels, a.block(0, p, a.rows, terms).t());
+      for (int64_t row = 0; row < b.rows; row += MR) {
+        const auto rows = std::min(MR, b.rows - row);
+        const auto left = strip(strip_copy, b.block(row, p, rows, terms));
+        for_panels(a.rows, [&](int64_t col, int64_t width) {
+          T* dst = ct + row * ld + col;
+          multiply(
+              rows, terms, left, right.panel(col, width), p > 0, dst, ld);
+        });
+      }
+    }
+    transpose(ct, ld, c, ldc, b.rows, a.rows);
+  }
+  static int64_t swapped_size(int64_t rows, int64_t cols) {
+    return rows > FEW_ROWS ? 0
+                           : at::round_up(cols, MR) *
+            (at::round_up(rows, LANES) + LANES);
   }
 
  private:
   static constexpr int64_t LINE = 64 / sizeof(T);
   static constexpr int64_t AHEAD = 4; // terms, for which a line is on its way
-  static constexpr int64_t UNPACKED_ROWS = 48;
+  static constexpr int64_t PART_ROWS = 32;
+  static constexpr int64_t UNPACKED_ROWS = 96, FEW_ROWS = 96;
   static constexpr int64_t SMALL = (24 << 10) / sizeof(T); // in the first cache
 
   // The last vector of a panel, of which the first `count` elements are there
@@ -413,13 +481,17 @@ class FmaForward {
   // Of scratch memory, in elements of T.
   struct Layout {
     int64_t chunk;           // rows of the tile
-    bool few_rows;           // all rows of attn, whatever the number of threads
+    bool dots, swaps; // how q kᵀ is made
+    bool few_rows; // of attn
     bool all_of_k, all_of_v; // are packed at once
     int64_t kc;              // terms of q kᵀ that are summed at once
-    int64_t strip, tile, k_panels, v_panels, sums, size;
+    int64_t strip, tile, swapped, k_panels, v_panels, sums, size;
 
-    Layout(int64_t rows, int64_t n, int64_t d, int64_t e)
-        : few_rows(rows <= AttnDot<S>::MAX_ROWS),
+    // Of all m rows some are a task's.
+    Layout(int64_t rows, int64_t m, int64_t n, int64_t d, int64_t e)
+        : dots(AttnDot<S>::fits(m, d)),
+          swaps(!dots && Fma::swaps(m, d)),
+          few_rows(m <= MR / 2),
           all_of_k(d <= PACKED),
           all_of_v(e <= PACKED) {
       n = std::min(n, ATTN_BLOCK);
@@ -429,10 +501,13 @@ class FmaForward {
       ScratchLayout layout;
       strip = layout.add(AttnDot<S>::MAX_ROWS * kc);
       tile = layout.add(tile_size<T>(chunk, n));
-      k_panels = layout.add(Fma::packed_size(all_of_k ? d : kc, n));
+      swapped = layout.add(Fma::swapped_size(rows, n));
+      k_panels = layout.add(
+          Fma::packed_size(all_of_k ? d : kc, std::max(n, chunk)));
       v_panels = layout.add(Fma::packed_size(n, all_of_v ? e : ATTN_BLOCK));
       sums = layout.add(
-          std::is_same_v<T, S> ? 0 : chunk * std::min(ATTN_BLOCK, e));
+          std::is_same_v<T, S> && !few_rows ? 0
+                                            : chunk * std::min(ATTN_BLOCK, e));
       size = layout.size();
     }
   };
@@ -441,6 +516,7 @@ class FmaForward {
       : layout_(layout),
         strip_(scratch + layout.strip),
         tile_(scratch + layout.tile),
+        swapped_(scratch + layout.swapped),
         k_panels_(scratch + layout.k_panels),
         v_panels_(scratch + layout.v_panels),
         sums_(scratch + layout.sums) {}
@@ -492,12 +568,18 @@ class FmaForward {
   // tile = q kᵀ
   void add_scores(
       bool pack, const Matrix<const S>& q, const Matrix<const S>& k) {
+    const bool dots = layout_.dots && k.col_stride == 1;
+    if (layout_.swaps) {
+      Fma::product_swapped(
+          q, k, layout_.kc, strip_, k_panels_, swapped_, tile_, ld_);
+      return;
+    }
     for (int64_t p = 0; p == 0 || p < q.cols; p += layout_.kc) {
       const auto terms = std::min(layout_.kc, q.cols - p);
       const bool all = layout_.all_of_k;
       const auto part = k.block(0, p, k.rows, terms);
       T* panels = k_panels_ + (all ? p * at::round_up(k.rows, Fma::LANES) : 0);
-      if (layout_.few_rows && AttnDot<S>::fits(q.rows, part)) {
+      if (dots) {
         copy_rows(strip_, terms, q.block(0, p, q.rows, terms));
         AttnDot<S>::product(q.rows, strip_, terms, part, p > 0, tile_, ld_);
         continue;
@@ -511,7 +593,7 @@ class FmaForward {
         const auto left = Fma::strip(strip_, q.block(row, p, rows, terms));
         Fma::for_panels(k.rows, [&](int64_t col, int64_t width) {
           T* c = tile_ + row * ld_ + col;
-          const auto panel = right.panel(col, width, 0);
+          const auto panel = right.panel(col, width);
           Fma::multiply(rows, terms, left, panel, p > 0, c, ld_);
         });
       }
@@ -551,7 +633,8 @@ class FmaForward {
         right = Fma::right(
             v_panels_ + (all ? p * v.rows : 0),
             v.block(0, p, v.rows, cols),
-            all_rows);
+            all_rows,
+            layout_.few_rows);
       }
       Fma::product_by(
           sums_, first, rows, cols, {tile_, ld_}, right, out + p, v.cols);
@@ -559,7 +642,7 @@ class FmaForward {
   }
 
   Layout layout_;
-  T *strip_, *tile_, *k_panels_, *v_panels_, *sums_;
+  T *strip_, *tile_, *swapped_, *k_panels_, *v_panels_, *sums_;
   int64_t ld_ = 0;
   std::array<typename Fma::Right, PACKED / ATTN_BLOCK + 1> v_right_{};
 };
@@ -576,7 +659,7 @@ class FmaBackward {
   // Of scratch memory, in elements of T, for tiles of so many rows and columns.
   struct Layout {
     int64_t kc; // terms of grad_output vᵀ that are summed at once
-    int64_t strip, tile, attn_tile, grad_tile, panels, products, size;
+    int64_t strip, tile, attn_tile, grad_tile, swapped, panels, products, size;
 
     Layout(int64_t rows, int64_t cols, int64_t d, int64_t e) {
       kc = std::min(cols <= Fma::LANES ? ATTN_TERMS : ATTN_BLOCK, e);
@@ -586,9 +669,10 @@ class FmaBackward {
       tile = layout.add(tile_size<T>(rows, cols));
       attn_tile = layout.add(tile_size<T>(rows, cols));
       grad_tile = layout.add(tile_size<T>(rows, cols));
+      swapped = layout.add(Fma::swapped_size(rows, cols));
       panels = layout.add(
           std::max(
-              Fma::packed_size(kc, cols),
+              Fma::packed_size(kc, std::max(rows, cols)),
               Fma::packed_size(std::max(rows, cols), width)));
       products =
           layout.add(std::is_same_v<T, S> ? 0 : std::max(rows, cols) * width);
@@ -602,6 +686,7 @@ class FmaBackward {
         tile_(scratch + layout.tile),
         attn_tile_(scratch + layout.attn_tile),
         grad_tile_(scratch + layout.grad_tile),
+        swapped_(scratch + layout.swapped),
         panels_(scratch + layout.panels),
         products_(scratch + layout.products) {}
 
@@ -610,6 +695,8 @@ class FmaBackward {
     q_ = q;
     k_ = k;
     grad_output_ = grad_output;
+    v_ = v;
+    rows_ = attn.rows;
     cols_ = attn.cols;
     ld_ = tile_ld<T>(cols_, v.cols);
     copy_rows(attn_tile_, ld_, attn);
@@ -623,32 +710,19 @@ class FmaBackward {
       copy_rows(grad_tile_, ld_, grad_attn);
     }
     const auto e = grad_output.data == nullptr ? 0 : grad_output.cols;
-    for (int64_t p = 0; p == 0 || p < e; p += kc_) {
-      const auto terms = std::min(kc_, e - p);
-      const auto part = v.block(0, p, cols_, terms);
-      const auto grad = grad_output.block(0, p, attn.rows, terms);
-      if (AttnDot<S>::fits(attn.rows, part)) {
-        copy_rows(strip_, terms, grad);
-        AttnDot<S>::product(attn.rows, strip_, terms, part, p > 0, tile_, ld_);
-        continue;
-      }
-      const auto right = Fma::pack(panels_, part.t());
-      for (int64_t row = 0; row < attn.rows; row += MR) {
-        const auto rows = std::min(MR, attn.rows - row);
-        const auto left = Fma::strip(strip_, grad.block(row, 0, rows, terms));
-        Fma::for_panels(cols_, [&](int64_t col, int64_t width) {
-          T* c = tile_ + row * ld_ + col;
-          const auto panel = right.panel(col, width, 0);
-          Fma::multiply(rows, terms, left, panel, p > 0, c, ld_);
-        });
-      }
+    const bool dots = AttnDot<S>::fits(rows_, e) && v.col_stride == 1;
+    if (!dots && Fma::swaps(rows_, e)) {
+      Fma::product_swapped(
+          grad_output, v, kc_, strip_, panels_, swapped_, tile_, ld_);
+    } else {
+      add_scores(dots, e);
     }
     finish(attn.rows, has_grad);
   }
 
   template <typename O>
   void add_grad_q(bool first, O* total) {
-    add_to(first, q_.rows, {tile_, ld_}, k_, total);
+    add_to(first, rows_, {tile_, ld_}, k_, total);
   }
   template <typename O>
   void add_grad_k(bool first, O* total) {
@@ -665,6 +739,31 @@ class FmaBackward {
  private:
   using Fma = AttnFma<T>;
   static constexpr auto MR = Fma::MR;
+  static constexpr auto FEW = MR / 2;
+
+  // tile = grad_output vᵀ, of so many terms
+  void add_scores(bool dots, int64_t e) {
+    for (int64_t p = 0; p == 0 || p < e; p += kc_) {
+      const auto terms = std::min(kc_, e - p);
+      const auto part = v_.block(0, p, cols_, terms);
+      const auto grad = grad_output_.block(0, p, rows_, terms);
+      if (dots) {
+        copy_rows(strip_, terms, grad);
+        AttnDot<S>::product(rows_, strip_, terms, part, p > 0, tile_, ld_);
+        continue;
+      }
+      const auto right = Fma::pack(panels_, part.t());
+      for (int64_t row = 0; row < rows_; row += MR) {
+        const auto rows = std::min(MR, rows_ - row);
+        const auto left = Fma::strip(strip_, grad.block(row, 0, rows, terms));
+        Fma::for_panels(cols_, [&](int64_t col, int64_t width) {
+          T* c = tile_ + row * ld_ + col;
+          const auto panel = right.panel(col, width);
+          Fma::multiply(rows, terms, left, panel, p > 0, c, ld_);
+        });
+      }
+    }
+  }
 
   // tile = (tile + grad_attn) (1 - attn²)
   void finish(int64_t rows, bool has_grad) {
@@ -693,15 +792,16 @@ class FmaBackward {
       O* out) {
     for (int64_t p = 0; p < x.cols; p += ATTN_BLOCK) {
       const auto cols = std::min(ATTN_BLOCK, x.cols - p);
-      const auto right = Fma::right(panels_, x.block(0, p, x.rows, cols), rows);
+      const auto right = Fma::right(
+          panels_, x.block(0, p, x.rows, cols), rows, rows <= FEW);
       Fma::product_by(products_, first, rows, cols, a, right, out + p, x.cols);
     }
   }
 
   int64_t kc_;
-  T *strip_, *tile_, *attn_tile_, *grad_tile_, *panels_, *products_;
-  int64_t cols_ = 0, ld_ = 0;
-  Matrix<const S> q_{}, k_{}, grad_output_{};
+  T *strip_, *tile_, *attn_tile_, *grad_tile_, *swapped_, *panels_, *products_;
+  int64_t rows_ = 0, cols_ = 0, ld_ = 0;
+  Matrix<const S> q_{}, k_{}, v_{}, grad_output_{};
 };
 
 } // namespace CPU_CAPABILITY

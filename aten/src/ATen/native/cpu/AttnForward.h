@@ -66,7 +66,7 @@ void attn_output_by(const AttnForwardArgs<S>& args, const Parallel& parallel) {
       MAX_COLS, at::round_up(at::ceil_div(e, groups_wanted), ATTN_BLOCK));
   const auto col_groups = at::ceil_div(e, width);
   const auto sums_size = at::round_up<int64_t>(rows * width, 64);
-  const typename Tiles::Layout layout(rows, n, 0, width);
+  const typename Tiles::Layout layout(rows, m, n, 0, width);
   const AttnScratch<T> scratch(threads, sums_size + layout.size);
   std::atomic<bool> failed{false};
 
@@ -110,7 +110,7 @@ void attn_forward_by(const AttnForwardArgs<S>& args, const Parallel& parallel) {
 
   // The rows of a task: all threads shall have some, but k and v are packed for
   // each task, and the sums of its rows shall stay in a cache.
-  constexpr int64_t MIN_ROWS = 96, MAX_ROWS = 1024, MAX_SUMS = 1 << 18;
+  constexpr int64_t MIN_ROWS = 24, MAX_ROWS = 1024, MAX_SUMS = 1 << 18;
   const auto tasks_wanted =
       threads == 1
           ? 1
@@ -147,7 +147,7 @@ void attn_forward_by(const AttnForwardArgs<S>& args, const Parallel& parallel) {
   }
   const auto sums_size =
       direct ? 0 : at::round_up<int64_t>(groups.largest() * e, 64);
-  const typename Tiles::Layout layout(groups.largest(), n, d, e);
+  const typename Tiles::Layout layout(groups.largest(), m, n, d, e);
   const AttnScratch<T> scratch(threads, sums_size + layout.size);
   const AttnTotals<T, S> totals(by_blocks ? batch * m * e : 0);
   std::atomic<bool> failed{false};

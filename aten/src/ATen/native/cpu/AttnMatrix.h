@@ -70,10 +70,13 @@ struct MatrixBatch {
 struct AttnSizes {
   int64_t batch, m, n, d, e;
 
-  // The multiplications of attn's two products, and what each sample costs
-  // besides.
+  // The multiplications of attn's two products; what each element costs that is
+  // read or written, and each sample, in as many.
   double work() const {
-    return batch * (static_cast<double>(m) * n * (d + e) + 1000);
+    const auto products = static_cast<double>(m) * n * (d + e);
+    const auto moved = static_cast<double>(m + n) * (d + e) +
+        static_cast<double>(m) * n;
+    return batch * (products + 8 * moved + 1000);
   }
 };
 

@@ -56,7 +56,7 @@ class TinyForward {
 
   struct Layout {
     int64_t size = 0;
-    Layout(int64_t, int64_t, int64_t, int64_t) {}
+    Layout(int64_t, int64_t, int64_t, int64_t, int64_t) {}
   };
 
   TinyForward(const Layout& /*layout*/, T* /*scratch*/) {}
