@@ -277,9 +277,52 @@ int main() {
   print<at::Half>();
 }
 """
+# The order of tiles, for each number of row blocks and of column blocks.
+ORDERS = """
+#include <ATen/native/cpu/AttnSchedule.h>
+
+#include <cstdio>
+
+int main() {
+  for (int rows = 1; rows <= 30; ++rows) {
+    for (int cols = 1; cols <= 20; ++cols) {
+      const at::native::AttnTileOrder order(rows, cols);
+      std::printf("%d %d", rows, cols);
+      for (int i = 0; i < rows * cols; ++i) {
+        const auto t = order[i];
+        std::printf(
+            " %d %d %d %d",
+            int(t.row_block),
+            int(t.col_block),
+            int(t.row_turn),
+            int(t.col_turn));
+      }
+      std::printf("\\n");
+    }
+  }
+}
+"""
 # Each contains those before it.
 CAPABILITIES = ("DEFAULT", "AVX2", "AVX512")
 MODULE = os.path.splitext(os.path.basename(__file__))[0]
+
+
+def printed_by(name, source):
+    """What a program prints that includes the kernel's headers."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = os.path.join(folder, f"{name}.cpp")
+        with open(file, "w") as f:
+            f.write(source)
+        program = load(
+            f"attn_{name}",
+            [file],
+            build_directory=folder,
+            is_python_module=False,
+            is_standalone=True,
+        )
+        library = os.path.join(torch.__path__[0], "lib")
+        env = os.environ | {"LD_LIBRARY_PATH": library}
+        return subprocess.check_output([program], env=env, text=True)
 
 
 def ternary(*sizes):
@@ -1055,24 +1098,30 @@ class TestAttnKernel(AttnTestCase):
         self.assertGreater(report["tests"], 5 * len(EDGES))
         self.assertTrue(report["passed"], msg=log)
 
+    @unittest.skipIf(sys.platform == "win32", "the linker's options are those of ELF")
+    def test_order_of_tiles(self, device):
+        """Turns are in the order in which tiles are taken, so nobody waits for what nobody does."""
+        for line in printed_by("orders", ORDERS).splitlines():
+            rows, cols, *numbers = map(int, line.split())
+            tiles = list(zip(*[iter(numbers)] * 4))
+            with self.subTest(rows=rows, cols=cols):
+                self.assertEqual(len({tile[:2] for tile in tiles}), rows * cols)
+                by_row, by_col = [0] * rows, [0] * cols
+                for row, col, row_turn, col_turn in tiles:
+                    self.assertEqual((row_turn, col_turn), (by_row[row], by_col[col]))
+                    by_row[row] += 1
+                    by_col[col] += 1
+                # Those of one round share neither rows nor columns.
+                for one, next_one in zip(tiles, tiles[1:]):
+                    if cols > 1 and one[2] == next_one[2]:
+                        self.assertNotEqual(one[1], next_one[1])
+        self.assertEqual((rows, cols), (30, 20))
+
     # Which right operand oneDNN takes depends on the machine, of which there may be none
     # here. On one with instructions for half, but not those of AMX, it is not in pairs.
     @unittest.skipIf(sys.platform == "win32", "the linker's options are those of ELF")
     def test_which_products_are_in_pairs(self, device):
-        with tempfile.TemporaryDirectory() as folder:
-            file = os.path.join(folder, "products.cpp")
-            with open(file, "w") as f:
-                f.write(PRODUCTS)
-            program = load(
-                "attn_products",
-                [file],
-                build_directory=folder,
-                is_python_module=False,
-                is_standalone=True,
-            )
-            library = os.path.join(torch.__path__[0], "lib")
-            env = os.environ | {"LD_LIBRARY_PATH": library}
-            printed = subprocess.check_output([program], env=env, text=True)
+        printed = printed_by("products", PRODUCTS)
         self.assertEqual(printed, 2 * "1 0 0 0 0 0 0\n")
 
     # cpublas keeps a kernel for each set of sizes and strides as long as the thread lives.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-# A strip times a panel: MR x 2 multiply-adds, with AVX2 and AVX-512.
+# A strip times a panel: MR x 3 multiply-adds, with AVX2 and AVX-512.
 PRODUCTS = (12, 24)
 LINE = re.compile(r" +([0-9a-f]+):\s+(.*)")
 JUMP = re.compile(r"j\w+ +([0-9a-f]+) <")

@@ -403,8 +403,7 @@ class BrgemmForward {
   struct Layout {
     int64_t sums, k_pairs, v_pairs, rows, tile, size;
 
-    Layout(
-        int64_t /*rows*/, int64_t /*m*/, int64_t n, int64_t d, int64_t e) {
+    Layout(int64_t /*rows*/, int64_t /*m*/, int64_t n, int64_t d, int64_t e) {
       n = std::min(n, ATTN_BLOCK);
       ScratchLayout layout;
       sums = layout.add(MC * ATTN_LD);

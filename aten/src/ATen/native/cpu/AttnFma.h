@@ -210,7 +210,8 @@ class AttnFma {
       const Right& b,
       T* c,
       int64_t ldc) {
-    // Very few rows of A: B comes from memory, a few of its rows after the other.
+    // Very few rows of A: B comes from memory, a few of its rows after the
+    // other.
     const auto part = b.in_parts ? PART_ROWS : b.rows;
     for (int64_t p = 0; p == 0 || p < b.rows; p += part) {
       const auto terms = std::min(part, b.rows - p);
@@ -255,9 +256,9 @@ class AttnFma {
     }
   }
 
-  // The same, also for a C of lower precision, to which nothing is added, and for
-  // a B in parts, whose sum is made from zero: by way of `sums`, of rows x cols
-  // elements.
+  // The same, also for a C of lower precision, to which nothing is added, and
+  // for a B in parts, whose sum is made from zero: by way of `sums`, of rows x
+  // cols elements.
   template <typename O>
   static void product_by(
       T* sums,
@@ -293,7 +294,8 @@ class AttnFma {
   }
 
   // C = A Bᵀ for few rows of A, by way of Cᵀ = B Aᵀ: in parts of kc terms.
-  // `strip`, `panels` and `ct` are memory for a strip of B, panels of Aᵀ, and Cᵀ.
+  // `strip`, `panels` and `ct` are memory for a strip of B, panels of Aᵀ, and
+  // Cᵀ.
   template <typename S>
   static void product_swapped(
       const Matrix<const S>& a,
@@ -313,17 +315,16 @@ class AttnFma {
         const auto left = strip(strip_copy, b.block(row, p, rows, terms));
         for_panels(a.rows, [&](int64_t col, int64_t width) {
           T* dst = ct + row * ld + col;
-          multiply(
-              rows, terms, left, right.panel(col, width), p > 0, dst, ld);
+          multiply(rows, terms, left, right.panel(col, width), p > 0, dst, ld);
         });
       }
     }
     transpose(ct, ld, c, ldc, b.rows, a.rows);
   }
   static int64_t swapped_size(int64_t rows, int64_t cols) {
-    return rows > FEW_ROWS ? 0
-                           : at::round_up(cols, MR) *
-            (at::round_up(rows, LANES) + LANES);
+    return rows > FEW_ROWS
+               ? 0
+               : at::round_up(cols, MR) * (at::round_up(rows, LANES) + LANES);
   }
 
  private:
@@ -481,8 +482,8 @@ class FmaForward {
   // Of scratch memory, in elements of T.
   struct Layout {
     int64_t chunk;           // rows of the tile
-    bool dots, swaps; // how q kᵀ is made
-    bool few_rows; // of attn
+    bool dots, swaps;        // how q kᵀ is made
+    bool few_rows;           // of attn
     bool all_of_k, all_of_v; // are packed at once
     int64_t kc;              // terms of q kᵀ that are summed at once
     int64_t strip, tile, swapped, k_panels, v_panels, sums, size;
@@ -502,8 +503,8 @@ class FmaForward {
       strip = layout.add(AttnDot<S>::MAX_ROWS * kc);
       tile = layout.add(tile_size<T>(chunk, n));
       swapped = layout.add(Fma::swapped_size(rows, n));
-      k_panels = layout.add(
-          Fma::packed_size(all_of_k ? d : kc, std::max(n, chunk)));
+      k_panels =
+          layout.add(Fma::packed_size(all_of_k ? d : kc, std::max(n, chunk)));
       v_panels = layout.add(Fma::packed_size(n, all_of_v ? e : ATTN_BLOCK));
       sums = layout.add(
           std::is_same_v<T, S> && !few_rows ? 0
@@ -674,8 +675,8 @@ class FmaBackward {
           std::max(
               Fma::packed_size(kc, std::max(rows, cols)),
               Fma::packed_size(std::max(rows, cols), width)));
-      products =
-          layout.add(std::is_same_v<T, S> ? 0 : std::max(rows, cols) * width);
+      products = layout.add(
+          (std::is_same_v<T, S> ? FEW : std::max(rows, cols)) * width);
       size = layout.size();
     }
   };
@@ -792,8 +793,8 @@ class FmaBackward {
       O* out) {
     for (int64_t p = 0; p < x.cols; p += ATTN_BLOCK) {
       const auto cols = std::min(ATTN_BLOCK, x.cols - p);
-      const auto right = Fma::right(
-          panels_, x.block(0, p, x.rows, cols), rows, rows <= FEW);
+      const auto right =
+          Fma::right(panels_, x.block(0, p, x.rows, cols), rows, rows <= FEW);
       Fma::product_by(products_, first, rows, cols, a, right, out + p, x.cols);
     }
   }

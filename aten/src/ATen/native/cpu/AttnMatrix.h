@@ -74,8 +74,8 @@ struct AttnSizes {
   // read or written, and each sample, in as many.
   double work() const {
     const auto products = static_cast<double>(m) * n * (d + e);
-    const auto moved = static_cast<double>(m + n) * (d + e) +
-        static_cast<double>(m) * n;
+    const auto moved =
+        static_cast<double>(m + n) * (d + e) + static_cast<double>(m) * n;
     return batch * (products + 8 * moved + 1000);
   }
 };

@@ -38,10 +38,9 @@ inline std::pair<int64_t, int64_t> attn_divide(int64_t x, int64_t divisor) {
 // group go through the columns shifted. Of 3 row blocks and 6 column blocks,
 // the order in which tiles are taken, and the turns at their column block:
 //
-//          columns                     columns
-//   rows    0  3  6  9 12 15     rows   0  0  0  0  0  0
-//          13 16  1  4  7 10            2  2  1  1  1  1
-//           8 11 14 17  2  5            1  1  2  2  0  0   (see the test)
+//   0  3  6  9 12 15        0  0  1  1  2  2
+//  13 16  1  4  7 10        2  2  0  0  1  1
+//   8 11 14 17  2  5        1  1  2  2  0  0
 //
 // The turn at its row block is the number of tiles that the row block has had.
 class AttnTileOrder {
