@@ -102,6 +102,8 @@ SIZES = (
     sized(97, 289, 289, 31),
     sized(97, 289, 31, 289),
     sized(205, 300, 300, 310),
+    sized(676, 36, 7, 66, 2),
+    sized(50, 289, 600, 600),
     sized(2, 3, 4, 5, 200),
     sized(13, 33, 17, 9, 7),
     sized(17, 33, 17, 19, 7),
@@ -793,6 +795,22 @@ class TestAttnKernel(AttnTestCase):
     @by_dtype
     def test_values_and_gradients(self, device, dtype, case):
         self.assert_results(dtype, case)
+
+    # What the table leaves out. Small and large sizes meet in any way, and what is left of a
+    # block may want another kernel than the block.
+    @by_dtype
+    def test_random_sizes(self, device, dtype):
+        seed = random.SystemRandom().randrange(10**6)
+        rng = random.Random(seed)
+
+        def size(largest):
+            return rng.randint(1, rng.choice((17, 100, largest)))
+
+        for _ in range(40):
+            sizes = size(700), size(700), size(1100), size(1100)
+            case = sized(*sizes, *rng.choice(((), (), (1,), (2,), (3,))))
+            with self.subTest(seed=seed, case=case.name):
+                self.assert_results(dtype, case)
 
     # 1 - attn**2 cancels; or attn is as small as the scores. Of few scores the composed
     # maths may round all well by luck.

@@ -322,9 +322,7 @@ class AttnFma {
     transpose(ct, ld, c, ldc, b.rows, a.rows);
   }
   static int64_t swapped_size(int64_t rows, int64_t cols) {
-    return rows > FEW_ROWS
-               ? 0
-               : at::round_up(cols, MR) * (at::round_up(rows, LANES) + LANES);
+    return at::round_up(cols, MR) * (at::round_up(rows, LANES) + LANES);
   }
 
  private:
@@ -502,7 +500,7 @@ class FmaForward {
       ScratchLayout layout;
       strip = layout.add(AttnDot<S>::MAX_ROWS * kc);
       tile = layout.add(tile_size<T>(chunk, n));
-      swapped = layout.add(Fma::swapped_size(rows, n));
+      swapped = layout.add(swaps ? Fma::swapped_size(rows, n) : 0);
       k_panels =
           layout.add(Fma::packed_size(all_of_k ? d : kc, std::max(n, chunk)));
       v_panels = layout.add(Fma::packed_size(n, all_of_v ? e : ATTN_BLOCK));
@@ -660,6 +658,7 @@ class FmaBackward {
   // Of scratch memory, in elements of T, for tiles of so many rows and columns.
   struct Layout {
     int64_t kc; // terms of grad_output vᵀ that are summed at once
+    bool swaps; // how it is made
     int64_t strip, tile, attn_tile, grad_tile, swapped, panels, products, size;
 
     Layout(int64_t rows, int64_t cols, int64_t d, int64_t e) {
@@ -670,7 +669,8 @@ class FmaBackward {
       tile = layout.add(tile_size<T>(rows, cols));
       attn_tile = layout.add(tile_size<T>(rows, cols));
       grad_tile = layout.add(tile_size<T>(rows, cols));
-      swapped = layout.add(Fma::swapped_size(rows, cols));
+      swaps = Fma::swaps(rows, e);
+      swapped = layout.add(swaps ? Fma::swapped_size(rows, cols) : 0);
       panels = layout.add(
           std::max(
               Fma::packed_size(kc, std::max(rows, cols)),
@@ -683,6 +683,7 @@ class FmaBackward {
 
   FmaBackward(const Layout& layout, T* scratch)
       : kc_(layout.kc),
+        swaps_(layout.swaps),
         strip_(scratch + layout.strip),
         tile_(scratch + layout.tile),
         attn_tile_(scratch + layout.attn_tile),
@@ -712,7 +713,7 @@ class FmaBackward {
     }
     const auto e = grad_output.data == nullptr ? 0 : grad_output.cols;
     const bool dots = AttnDot<S>::fits(rows_, e) && v.col_stride == 1;
-    if (!dots && Fma::swaps(rows_, e)) {
+    if (!dots && swaps_ && e > 0) {
       Fma::product_swapped(
           grad_output, v, kc_, strip_, panels_, swapped_, tile_, ld_);
     } else {
@@ -800,6 +801,7 @@ class FmaBackward {
   }
 
   int64_t kc_;
+  bool swaps_;
   T *strip_, *tile_, *attn_tile_, *grad_tile_, *swapped_, *panels_, *products_;
   int64_t rows_ = 0, cols_ = 0, ld_ = 0;
   Matrix<const S> q_{}, k_{}, v_{}, grad_output_{};
