@@ -11,7 +11,7 @@ from pathlib import Path
 from fork.overlay import RELEASES, Commit, Stack
 
 ROOT = Path(__file__).resolve().parent.parent
-NOTE = "docs/source/notes/attn.md"
+NOTES = ("attn.md", "attn_operator.md")  # of docs/source/notes, the place that docstrings refer to
 FENCE = "`" * 12  # longer than any in the overlay
 # What the note refers to in PyTorch's own documentation, where these are pages beside it.
 DOCUMENTATION = "https://docs.pytorch.org/docs/stable"
@@ -52,17 +52,19 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 def series_page(stack: Stack) -> str:
     """A line per commit, and the toctree of their pages."""
-    rows = [
-        (
-            f"[{commit.number}](stack/{commit.folder.name}.md)",
-            commit.title,
-            str(len(commit.files) + len(commit.removes)),
-            str(stack.lines_added(commit)),
-            str(stack.debts(commit.number).total()),
+    rows = []
+    for commit in stack.commits:
+        added = stack.added(commit)
+        rows.append(
+            (
+                f"[{commit.number}](stack/{commit.folder.name}.md)",
+                commit.title,
+                str(len(commit.files) + len(commit.removes)),
+                *map(str, (added.code, added.tests, added.docs)),
+                str(stack.debts(commit.number).total()),
+            )
         )
-        for commit in stack.commits
-    ]
-    heads = ("commit", "what it does", "files", "lines added", "xfails held")
+    heads = ("commit", "what it does", "files", "code", "tests", "docs", "xfails held")
     pages = [f"stack/{commit.folder.name}" for commit in stack.commits]
     toctree = ["```{toctree}", ":hidden:", "", *pages, "```"]
     return "\n".join(["# The series", "", *table(heads, rows), "", *toctree, ""])
@@ -78,9 +80,9 @@ def releases_table() -> str:
     return "\n".join(table(("PyTorch", "anchors match", "graft and tests"), rows)) + "\n"
 
 
-def note() -> str:
-    """The derivation, with links for what it refers to in the documentation it is a part of."""
-    text = (ROOT / NOTE).read_text()
+def note(name: str) -> str:
+    """A note, with links for what it refers to in the documentation it is a part of."""
+    text = (ROOT / "docs/source/notes" / name).read_text()
     for reference, link in ELSEWHERE.items():
         text = text.replace(reference, link)
     return text
@@ -92,7 +94,7 @@ def write_pages(source: Path) -> None:
     pages = {f"generated/stack/{c.folder.name}.md": commit_page(stack, c) for c in stack.commits}
     pages["generated/series.md"] = series_page(stack)
     pages["generated/releases-table.inc"] = releases_table()
-    pages["notes/attn.md"] = note()  # the place that docstrings refer to
+    pages |= {f"notes/{name}": note(name) for name in NOTES}
     for folder in ("generated", "notes"):
         shutil.rmtree(source / folder, ignore_errors=True)
     for name, text in pages.items():

@@ -15,11 +15,13 @@ from test_attn import (
     AttnTestCase,
     by_case,
     by_case_in,
+    by_small_or_empty_case,
     Case,
     evaluate,
     GRADIENTS,
     SMALL,
     SMALL_BATCH,
+    unsupported,
     WANTED,
 )
 
@@ -641,6 +643,21 @@ class TestAttnAutograd(AttnTestCase):
             return [block for row in blocks for block in row]
 
         self.assert_agrees(compute, SMALL_BATCH, inputs)
+
+    @by_small_or_empty_case
+    def test_backward_of_unsupported_dtypes(self, device, case):
+        inputs, grads = case.make("meta", torch.float)
+        sizes = [x.shape for x in (*inputs, *grads, grads[1])]
+        for dtype, where, mode, message in unsupported(device):
+            with self.subTest(dtype=dtype, device=where, mode=mode), mode:
+                q, k, v, grad_output, grad_attn, attn = (
+                    torch.empty(size, dtype=dtype, device=where) for size in sizes
+                )
+                for given in product((grad_output, None), (grad_attn, None)):
+                    with self.assertRaisesRegex(RuntimeError, message):
+                        torch.ops.aten._attn_backward(
+                            *given, q, k, v, attn, (True,) * 3
+                        )
 
     def test_deterministic(self, device):
         case = Case("deterministic", 65, 33, 128, 70, batch=(3,))

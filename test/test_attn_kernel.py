@@ -44,7 +44,6 @@ from torch.testing._internal.common_device_type import (
     largeTensorTest,
 )
 from torch.testing._internal.common_utils import (
-    DeterministicGuard,
     IS_LINUX,
     parametrize,
     run_tests,
@@ -166,9 +165,12 @@ SHARED = (
     sized(300, 64, 200, 9),
     sized(12, 900, 300, 40),
 )
-# One that is small, one whose sizes are odd and one whose sizes are even.
+# One that is small, one of dot products, one in which q is transposed; one whose sizes are odd
+# and one whose sizes are even.
 VARIED = (
     sized(3, 4, 5, 6, 3, 2),
+    sized(6, 40, 100, 110, 3, 2),
+    sized(20, 30, 90, 80, 3, 2),
     sized(27, 301, 35, 37, 3, 2),
     sized(26, 300, 36, 38, 3, 2),
 )
@@ -210,78 +212,9 @@ FAR = (
     sized(40, 70, 33, 35),
     sized(64, 64, 64, 64),
 )
-# How many kernels cpublas keeps for each thread, and what they may take of memory.
-MAX_KERNELS = 625
-KERNEL_SIZE = 2**15
-# Which products the kernel takes for one with a right operand in pairs.
-PRODUCTS = """
-#include <ATen/native/cpu/AttnBrgemm.h>
-
-#include <c10/util/BFloat16.h>
-#include <c10/util/Half.h>
-
-#include <cstdio>
-#include <stdexcept>
-
-// sums (+)= a x for x(p, j)
-template <typename S, typename F>
-static void multiply(
-    at::native::BrgemmSizes sizes, bool add, const S* a, float* sums, const F& x) {
-  for (int64_t i = 0; i < sizes.rows; ++i) {
-    for (int64_t j = 0; j < sizes.cols; ++j) {
-      float& sum = sums[i * at::native::ATTN_LD + j];
-      sum = add ? sum : 0;
-      for (int64_t p = 0; p < sizes.terms; ++p) {
-        sum += float(a[i * at::native::ATTN_LD + p]) * float(x(p, j));
-      }
-    }
-  }
-}
-
-template <typename S>
-static void print() {
-  using Sizes = at::native::BrgemmSizes;
-  const auto pairs = [](Sizes n, bool add, const S* a, const S* x, float* y) {
-    multiply(n, add, a, y, [&](int64_t p, int64_t j) {
-      return x[p / 2 * 2 * n.cols + 2 * j + p % 2];
-    });
-  };
-  const auto plain = [](Sizes n, bool add, const S* a, const S* x, float* y) {
-    multiply(n, add, a, y, [&](int64_t p, int64_t j) { return x[p * n.cols + j]; });
-  };
-  const auto sets = [&](Sizes n, bool, const S* a, const S* x, float* y) {
-    pairs(n, false, a, x, y);
-  };
-  const auto adds = [&](Sizes n, bool, const S* a, const S* x, float* y) {
-    pairs(n, true, a, x, y);
-  };
-  const auto nothing = [](Sizes, bool, const S*, const S*, float*) {};
-  const auto zeros = [](Sizes n, bool, const S*, const S*, float* y) {
-    std::fill_n(y, n.rows * at::native::ATTN_LD, 0.0f);
-  };
-  const auto fails = [](Sizes, bool, const S*, const S*, float*) {
-    throw std::runtime_error("no such instruction");
-  };
-  using at::native::multiplies_pairs;
-  std::printf(
-      "%d %d %d %d %d %d %d\\n",
-      multiplies_pairs<S>(pairs),
-      multiplies_pairs<S>(plain),
-      multiplies_pairs<S>(sets),
-      multiplies_pairs<S>(adds),
-      multiplies_pairs<S>(nothing),
-      multiplies_pairs<S>(zeros),
-      multiplies_pairs<S>(fails));
-}
-
-int main() {
-  print<at::BFloat16>();
-  print<at::Half>();
-}
-"""
 # The order of tiles, for each number of row blocks and of column blocks.
 ORDERS = """
-#include <ATen/native/cpu/AttnSchedule.h>
+#include <ATen/native/cpu/AttnTileOrder.h>
 
 #include <cstdio>
 
@@ -306,7 +239,6 @@ int main() {
 """
 # Each contains those before it.
 CAPABILITIES = ("DEFAULT", "AVX2", "AVX512")
-MODULE = os.path.splitext(os.path.basename(__file__))[0]
 
 
 def printed_by(name, source):
@@ -530,60 +462,6 @@ def scratches():
     print(json.dumps(found))
 
 
-def mappings():
-    """The beginning, the end and the flags of each of this process."""
-    with open("/proc/self/smaps") as file:
-        for line in file:
-            field, *words = line.split()
-            if "-" in field:
-                begin, end = (int(x, 16) for x in field.split("-"))
-            elif field == "VmFlags:":
-                yield begin, end, words
-
-
-def in_huge_pages(x):
-    """Whether the memory of x is advised to be."""
-    (flags,) = (f for begin, end, f in mappings() if begin <= x.data_ptr() < end)
-    return "hg" in flags
-
-
-def advised():
-    """For a process of its own: a line of JSON, for each size of attn in MiB whether it is in
-    huge pages, whether a later tensor is, and in how many mappings more than before.
-    """
-    before = sum("hg" in flags for _, _, flags in mappings())
-    found = []
-    for size in (1, 4, 8, 16, 31, 32, 64, 100):
-        inputs = [torch.ones(rows, 2) for rows in (512, 512 * size, 512 * size)]
-        results = torch.attn(*inputs)
-        attn = in_huge_pages(results.attn)
-        grads = aten._attn_backward(
-            results.output, results.attn, *inputs, results.attn, (True, True, True)
-        )
-        del results, grads
-        later = [torch.empty(512, 512 * size) for _ in range(2)]
-        others = any(map(in_huge_pages, later))
-        after = sum("hg" in flags for _, _, flags in mappings())
-        found.append((size, attn, others, after - before))
-    print(json.dumps(found))
-
-
-def without_memory():
-    """For a process of its own: what attn says when there is none for it."""
-    import resource  # Unix only
-
-    inputs = [torch.ones(rows, 2) for rows in (2**13, 2**13, 2**13)]
-    torch.attn(*[x[:9] for x in inputs])
-    used = memory("VmSize")
-    resource.setrlimit(resource.RLIMIT_AS, (used + 2**26, used + 2**26))
-    try:
-        torch.attn(*inputs)
-        message = ""
-    except RuntimeError as error:
-        message = str(error)
-    print(json.dumps(message))
-
-
 class Guarded:
     """A copy of x between two pages that cannot be read, close to one of them."""
 
@@ -624,31 +502,6 @@ class Far:
         self.tensor.copy_(x)
 
 
-def kernels(seed=0):
-    """For a process of its own: a line of JSON, of the kernels that oneDNN has made for
-    many shapes, and by how much memory has grown since the first few.
-    """
-    torch.set_num_threads(1)  # each has kernels of its own
-    sizes = random.Random(seed)
-    growth = 0
-    with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)  # where oneDNN writes them to
-        for i in range(200):
-            m, n = sizes.randrange(16, 700), sizes.randrange(32, 700)
-            d, e = (sizes.choice((64, sizes.randrange(16, 1025))) for _ in "de")
-            q, k, v = (
-                torch.zeros(*size, dtype=torch.bfloat16)
-                for size in ((m, d), (n, d), (n, e))
-            )
-            both_ways(q, k, v, *torch.attn(q, k, v), torch.attn(q, k, v).attn)
-            if i == 20:
-                growth = -memory("VmRSS")
-        growth += memory("VmRSS")
-        made = sum(file.startswith("dnnl_dump") for file in os.listdir(folder))
-        os.chdir("/")
-    print(json.dumps((made, growth)))
-
-
 def digests():
     """Of the inputs, and of what the forward and the backward kernel make of them."""
     torch.manual_seed(0)
@@ -686,9 +539,11 @@ def run_edges():
 
 def in_process(function, **environment):
     """What the last line that ``function`` prints in a process of its own says."""
+    folder, file = os.path.split(os.path.realpath(function.__code__.co_filename))
+    module, _ = os.path.splitext(file)
     process = subprocess.run(
-        [sys.executable, "-c", f"import {MODULE}; {MODULE}.{function.__name__}()"],
-        cwd=os.path.dirname(os.path.realpath(__file__)),
+        [sys.executable, "-c", f"import {module}; {module}.{function.__name__}()"],
+        cwd=folder,
         # Threads that wait take no processor from others: there may be few.
         env=os.environ | {"OMP_WAIT_POLICY": "passive"} | environment,
         capture_output=True,
@@ -752,7 +607,7 @@ def mistakes():
         yield Mistake(f"unbatched_{name}", batched, message)
 
 
-class TestAttnKernel(AttnTestCase):
+class KernelTestCase(AttnTestCase):
     def assert_by_rule(self, dtype, case, actual, plain, expected):
         """For float64 too the reference is more precise."""
         for name, x, y, z in zip(RESULTS, actual, plain, expected):
@@ -791,6 +646,8 @@ class TestAttnKernel(AttnTestCase):
                 )
                 self.assert_bitwise(actual, narrow(expected, dtype))
 
+
+class TestAttnKernel(KernelTestCase):
     @by_size
     @by_dtype
     def test_values_and_gradients(self, device, dtype, case):
@@ -844,14 +701,6 @@ class TestAttnKernel(AttnTestCase):
                 )
             )
             self.assert_bitwise(actual, narrow(expected, dtype))
-
-    # What oneDNN multiplies in these dtypes, where it can, the kernel can as well.
-    @by_edge
-    @dtypes(torch.bfloat16, torch.half)
-    def test_without_onednn(self, device, dtype, case):
-        with torch.backends.mkldnn.flags(enabled=False):
-            self.assert_results(dtype, case)
-            self.assert_exact(dtype, case)
 
     @by_dtype
     def test_subnormal(self, device, dtype):
@@ -1037,60 +886,6 @@ class TestAttnKernel(AttnTestCase):
             with self.subTest(threads=count):
                 self.assert_bitwise(evaluate(torch.attn, inputs, grads), expected)
 
-    # Whether malloc keeps such memory or gives it back.
-    @unittest.skipUnless(IS_LINUX, "huge pages")
-    @unittest.skipIf(TEST_WITH_ASAN, "ASan has memory of its own")
-    @parametrize("kept", (False, True))
-    def test_huge_pages_are_its_own(self, device, kept):
-        names = ("MMAP", "TRIM") if kept else ()
-        environment = {f"MALLOC_{name}_THRESHOLD_": str(2**30) for name in names}
-        found, _ = in_process(advised, **environment)
-        has_huge_pages = os.path.exists("/sys/kernel/mm/transparent_hugepage")
-        for size, attn, others, more in found:
-            with self.subTest(size=size):
-                self.assertEqual(attn, has_huge_pages and size >= 32)
-                self.assertFalse(others)
-                self.assertEqual(more, 0)
-
-    @unittest.skipUnless(IS_LINUX, "/proc")
-    @unittest.skipIf(TEST_WITH_ASAN, "ASan has memory of its own")
-    def test_large_attn_without_memory(self, device):
-        message, _ = in_process(without_memory)
-        self.assertIn("DefaultCPUAllocator: can't allocate memory", message)
-
-    # It is in memory of its own, and else as any tensor.
-    @dtypes(torch.float, torch.bfloat16)
-    def test_large_attn(self, device, dtype):
-        m, n = 1025, 32 * MIB // dtype.itemsize // 1024
-        inputs = [torch.randn(rows, 2).to(dtype) for rows in (m, n, n)]
-        attn = torch.attn(*inputs).attn
-        expected = attn.clone()
-        self.assertTrue(attn.untyped_storage().resizable())
-        self.assertEqual(attn.untyped_storage().nbytes(), attn.nbytes)
-        self.assertFalse(attn.is_shared() or attn.is_inference() or attn.is_pinned())
-        self.assertTrue(torch.equal(torch._lazy_clone(attn), expected))
-        for rows in (2 * m, m - 1, 1, m):
-            self.assertTrue(torch.equal(attn.resize_(rows, n)[:1], expected[:1]))
-        attn.untyped_storage().resize_(0)
-
-        shared = torch.attn(*inputs).attn.share_memory_()
-        self.assertTrue(shared.is_shared())
-        self.assertTrue(torch.equal(shared, expected))
-        # The array keeps the memory.
-        array = torch.attn(*inputs).attn.view(torch.int16).numpy()
-        self.assertTrue(torch.equal(torch.from_numpy(array).view(dtype), expected))
-        with torch.inference_mode():
-            self.assertTrue(torch.attn(*inputs).attn.is_inference())
-        with DeterministicGuard(True, fill_uninitialized_memory=True):
-            self.assertTrue(torch.equal(torch.attn(*inputs).attn, expected))
-
-        def forget():
-            torch.attn(*inputs)
-
-        _, sizes = allocations(forget)
-        self.assertIn(attn.nbytes, sizes)
-        self.assertEqual(sum(sizes), 0)
-
     @unittest.skipIf(TEST_WITH_ASAN, "too slow with ASan")
     def test_instruction_sets(self, device):
         best = torch.backends.cpu.get_cpu_capability().replace("NO AVX", "DEFAULT")
@@ -1108,13 +903,6 @@ class TestAttnKernel(AttnTestCase):
         for part in ("inputs", "forward", "backward"):
             different = {x[part] for x in found}
             self.assertEqual(len(different), 1 if part == "inputs" else len(found))
-
-    @unittest.skipIf(TEST_WITH_ASAN, "too slow with ASan")
-    def test_cpu_without_bfloat16(self, device):
-        """oneDNN has AVX-512 then, but no kernel for bfloat16."""
-        report, log = in_process(run_edges, ONEDNN_MAX_CPU_ISA="AVX512_CORE")
-        self.assertGreater(report["tests"], 5 * len(EDGES))
-        self.assertTrue(report["passed"], msg=log)
 
     @unittest.skipIf(sys.platform == "win32", "the linker's options are those of ELF")
     def test_order_of_tiles(self, device):
@@ -1134,27 +922,6 @@ class TestAttnKernel(AttnTestCase):
                     if cols > 1 and one[2] == next_one[2]:
                         self.assertNotEqual(one[1], next_one[1])
         self.assertEqual((rows, cols), (30, 20))
-
-    # Which right operand oneDNN takes depends on the machine, of which there may be none
-    # here. On one with instructions for half, but not those of AMX, it is not in pairs.
-    @unittest.skipIf(sys.platform == "win32", "the linker's options are those of ELF")
-    def test_which_products_are_in_pairs(self, device):
-        printed = printed_by("products", PRODUCTS)
-        self.assertEqual(printed, 2 * "1 0 0 0 0 0 0\n")
-
-    # cpublas keeps a kernel for each set of sizes and strides as long as the thread lives.
-    @unittest.skipUnless(IS_LINUX, "/proc")
-    @unittest.skipIf(TEST_WITH_ASAN, "ASan has memory of its own")
-    def test_few_kernels(self, device):
-        # Without what malloc keeps of the tensors.
-        environment = {"MALLOC_MMAP_THRESHOLD_": str(2**16), "ONEDNN_JIT_DUMP": "1"}
-        (made, growth), _ = in_process(kernels, **environment)
-        self.assertLessEqual(made, MAX_KERNELS)
-        self.assertLess(growth, MAX_KERNELS * KERNEL_SIZE)
-        with open("/proc/cpuinfo") as file:
-            has_instruction = "avx512_bf16" in file.read()
-        if has_instruction and torch.backends.cpu.get_cpu_capability() == "AVX512":
-            self.assertGreater(made, 0)
 
     @unittest.skipUnless(IS_LINUX, "memory that is only taken where it is written")
     @by_case_in(FAR)

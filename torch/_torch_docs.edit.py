@@ -24,12 +24,8 @@ floating point or complex dtype and are on the same device. The scores are neith
 conjugated.
 
 Autocast runs it in the lower precision. The forward takes :math:`2mn(d + e)` FLOPs for each sample, the backward
-twice as many; ``attn`` is kept for it. For floating point dtypes on a CPU, and with CUDA from compute capability 8.0
-on for :math:`d, e \le 128` (64 for ``float64``), each is made by kernels that add in a fixed order, and needs no
-:math:`(*, m, n)` temporary. On a CPU they take at most 8 MiB for each thread, whatever the sizes, and the backward in
-lower precision sums in ``float`` besides, as :doc:`/notes/attn` says. With CUDA, ``torch.backends.cuda.matmul`` says
-whether they use TF32. Elsewhere the operator is composed of its products and tanh, is as deterministic as
-:func:`torch.matmul`, and the backward needs one :math:`(*, m, n)` temporary.
+twice as many; ``attn`` is kept for it. How much memory either takes besides, and in what order it adds, is
+the device's: :doc:`/notes/attn_operator` says it.
 
 Returns:
     A namedtuple of ``output`` with shape :math:`(*, m, e)` and ``attn`` with shape

@@ -8,6 +8,7 @@ Writes cpu.json or cuda.json, cpu.md and a plot into the folder --out.
 """
 
 import gc
+import importlib
 import os
 import re
 import sys
@@ -17,16 +18,15 @@ from pathlib import Path
 from typing import Optional
 
 import click
-import gpu
 import memory
 import report
 import results
 import roofline
 import sweep
-from cases import ATTN, Case, COMPILE, CPU, EAGER, JAX, MODES, rows, SHORT, TABLES
-from contenders import Absent, as_tensors, disagreement, Problem, RUNS
-from machine import console, describe, use_threads
-from measure import Clock, host_clock, interleaved
+from cases import ATTN, Case, COMPILE, EAGER, JAX, MODES, rows, SHORT
+from contenders import Absent, allow_tf32, as_tensors, disagreement, Problem, RUNS
+from machine import console, describe
+from measure import Clock, interleaved, NoDevice
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -36,6 +36,10 @@ from rich.progress import (
 )
 
 import torch
+
+
+# Each is a file with a class Device, which has its cases and says how they are timed.
+DEVICES = sorted(p.stem for p in Path(__file__).with_name("devices").glob("*.py"))
 
 
 def find_jax() -> bool:
@@ -58,7 +62,7 @@ def run_row(
     case: Case, mode: str, device: str, names: list[str], clock: Clock, **timing
 ) -> dict:
     """Times of everyone who can take part and agrees with eager."""
-    gpu.allow_tf32(case.tf32)
+    allow_tf32(case.tf32)
     problem = Problem(case, mode, device)
     runs, absent = {}, {}
     expected = as_tensors(RUNS[EAGER](problem)())
@@ -122,31 +126,8 @@ def pattern(ctx, param, value: str) -> re.Pattern:
         raise click.BadParameter(f"no regular expression: {e}") from None
 
 
-class Cpu:
-    """What is timed on the CPU, and how."""
-
-    SECONDS = 3.0
-
-    def __init__(self, threads: int) -> None:
-        self.threads = threads
-
-    def clock(self, case: Case) -> Clock:
-        return host_clock(self.threads, CPU)
-
-    def about(self) -> dict:
-        return {}
-
-    def peaks(self) -> roofline.Peaks:
-        return roofline.measure(self.threads)
-
-    def scratch(self, case: Case, mode: str, contender: str) -> int:
-        return memory.peak(case.name, mode, contender, self.threads)
-
-
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--device", type=click.Choice(list(TABLES)), default="cpu", show_default=True
-)
+@click.option("--device", type=click.Choice(DEVICES), default="cpu", show_default=True)
 @click.option(
     "--only",
     default="",
@@ -195,10 +176,13 @@ def main(
 ) -> None:
     """Measure torch.attn beside eager, torch.compile, an autograd.Function and JAX."""
     until = time.monotonic() + 60 * minutes if minutes else float("inf")
-    table = TABLES[device]
+    try:
+        place = importlib.import_module(f"devices.{device}").Device(threads)
+    except NoDevice as e:
+        raise click.UsageError(str(e)) from None
     wanted = [
         (case, mode)
-        for case, mode in rows(table)
+        for case, mode in rows(place.cases)
         if only.search(case.name)
         and (not dtypes or case.dtype in dtypes)
         and (not modes or mode in modes)
@@ -206,13 +190,6 @@ def main(
     if not wanted:
         raise click.UsageError("no case of the table fits")
     on_cpu = device == "cpu"
-    if on_cpu:
-        use_threads(threads)
-        place = Cpu(threads)
-    elif torch.cuda.is_available():
-        place = gpu.Gpu()
-    else:
-        raise click.UsageError("torch sees no GPU (torch.cuda.is_available() is false)")
     with_jax = on_cpu and not no_jax and find_jax()
     left_out = {JAX: not with_jax, COMPILE: no_compile}
     names = [name for name in RUNS if not left_out.get(name)]
@@ -268,7 +245,7 @@ def main(
             peaks = peaks.best(place.peaks())
         except RuntimeError as e:  # the GPU is spoiled
             console.print(f"no second roofline: {first_line(e)}", markup=False)
-        by_name = {case.name: case for case in table}
+        by_name = {case.name: case for case in place.cases}
         for row in result["rows"]:
             limit(row, peaks, by_name[row["case"]])
         result["peaks"] = peaks.as_dict()
@@ -280,7 +257,7 @@ def main(
     console.print(report.unmeasured(result), markup=False, end="")
     console.print(report.verdict(result["rows"]), markup=False)
     console.print(f"{out}: {', '.join(written)}", markup=False)
-    if not results.PLOTS:
+    if not results.plot:
         console.print("no matplotlib: there is no plot (pip install matplotlib)")
     spoiled = set(result["unmeasured"].values()) - {report.TOO_LATE}
     sys.exit(bool(spoiled) or any(ATTN in row["absent"] for row in result["rows"]))

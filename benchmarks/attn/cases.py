@@ -1,4 +1,4 @@
-"""What is measured: who takes part, the table of cases, and what each needs at least.
+"""What is measured: who takes part, and a case, with what it needs and ought to reach.
 
 With ``q`` (m, d), ``k`` (n, d), ``v`` (n, e), all of them ``batch`` times::
 
@@ -149,77 +149,7 @@ def near_roofline(
     return aims | {"step": aims["step"]._replace(**step)}
 
 
-CASES = (
-    # from tiny to large
-    Case("float32", 2, d=3, e=4, targets=targets((2, 5), (1.5, 3))),
-    Case("float32", 16, d=16),
-    Case("float32", 64),
-    Case("float32", 256, targets=targets((3.5, 3), (3, 3))),
-    Case("float32", 1024, targets=near_roofline(targets((3.5, 2.8), (3.5, 3.3)))),
-    Case("float32", 2048, targets=near_roofline(), modes=MODES),
-    Case("float32", 4096, targets=near_roofline(targets((7.5, 4.5), (5, 4)))),
-    Case("float32", 8192, targets=near_roofline(scratch=0.03)),
-    # narrow and wide
-    Case("float32", 2048, d=1),
-    Case("float32", 2048, d=16, targets=targets((8, 5), (6, 5))),
-    Case("float32", 2048, d=256, targets=targets((2.5, 2.3), (2.3, 2.2))),
-    Case("float32", 1024, d=512),
-    Case("float32", 1024, d=32, e=128),
-    Case("float32", 1023, d=63, e=65),
-    # one query, tall, wide
-    Case("float32", 4096, m=1),
-    Case("float32", 128, m=8192),
-    Case("float32", 8192, m=128),
-    # heads
-    Case("float32", 512, batch=8),
-    Case("float32", 128, batch=16),
-    Case("float32", 2, d=3, batch=1000),
-    # the other dtypes
-    Case("float64", 2, d=3, e=4),
-    Case("float64", 256),
-    Case("float64", 2048, targets=targets((3, 3), (3, 3))),
-    Case("bfloat16", 256),
-    Case("bfloat16", 2048, targets=targets((2.5, 2.5), (2.2, 2.2)), modes=MODES),
-    Case("bfloat16", 512, batch=8),
-    Case("float16", 256),
-    Case("float16", 2048),
-)  # fmt: skip
-
-# The most important first, as the time may be short.
-CUDA_CASES = (
-    Case("bfloat16", 4096, batch=16, modes=MODES, targets={
-        "forward": Target(4, 1.7, roofline=0.7),
-        "step": Target(3, 1.7, roofline=0.5, scratch=0.02),
-    }),
-    Case("float32", 8192, targets={
-        "forward": Target(2, 1.3, roofline=0.6),
-        "step": Target(scratch=0.02),
-    }),
-    Case("bfloat16", 128, targets={"forward": Target(2, 1)}),
-    # the other dtypes
-    Case("float16", 4096, batch=16),
-    Case("float32", 8192, tf32=True),
-    Case("float64", 4096),
-    # over n
-    Case("bfloat16", 8192),
-    Case("bfloat16", 2048),
-    Case("bfloat16", 512),
-    # one query, tall, wide, wider, odd
-    Case("bfloat16", 16384, m=1, batch=16),
-    Case("bfloat16", 128, m=65536),
-    Case("bfloat16", 65536, m=128),
-    Case("bfloat16", 4096, d=128, batch=16),
-    Case("bfloat16", 1023, d=63, e=65, batch=16),
-    # small ones, and the rest of the curve over n
-    Case("float32", 128),
-    Case("bfloat16", 64, batch=64),
-    Case("bfloat16", 16384),
-)  # fmt: skip
-
-TABLES = {"cpu": CASES, "cuda": CUDA_CASES}
-
-
-def rows(cases: tuple[Case, ...] = CASES) -> Iterator[tuple[Case, str]]:
+def rows(cases: tuple[Case, ...]) -> Iterator[tuple[Case, str]]:
     """Every case in each of its modes."""
     for case in cases:
         for mode in case.modes:

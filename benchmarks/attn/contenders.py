@@ -26,6 +26,11 @@ def composed(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return attn @ v, attn
 
 
+def allow_tf32(allowed: bool) -> None:
+    """Whether matrix products may round float32 to TF32."""
+    torch.set_float32_matmul_precision("high" if allowed else "highest")
+
+
 class Problem:
     """The inputs of a case, and the gradients that its mode has."""
 

@@ -15,6 +15,10 @@ from torch.utils.benchmark import Timer
 BLOCK = 0.05  # seconds that one block of calls takes, where a call is shorter
 
 
+class NoDevice(Exception):
+    """Why nothing can be measured on a device, in one line."""
+
+
 class Clock(NamedTuple):
     """What times the calls of a row."""
 

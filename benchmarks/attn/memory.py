@@ -43,8 +43,8 @@ def status() -> dict[str, int]:
 
 
 def measure(name: str, mode: str, contender: str, threads: int) -> int:
-    from cases import CASES
     from contenders import Problem, RUNS
+    from devices.cpu import CASES
 
     import torch
 

@@ -218,7 +218,7 @@ def disturbances(rows: list[Row]) -> str:
 
 
 def device_of(result: dict) -> str:
-    """Which of TABLES was measured, and what its files are called."""
+    """The file of devices/ that was measured by, and what the results' files are called."""
     return result.get("device", "cpu")  # none in those of older results
 
 

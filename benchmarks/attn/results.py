@@ -1,18 +1,19 @@
 """The results of a run, written to a folder: as they are, as tables, and as plots.
 
-`results.py FOLDER` makes the tables and plots of FOLDER/cpu.json and cuda.json again.
+`results.py FOLDER` makes the tables and plots of the FOLDER's .json files again.
 """
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
 
-from cases import TABLES
 from report import device_of, markdown
 
 
-PLOTS = importlib.util.find_spec("matplotlib") is not None
+try:
+    import plot
+except ImportError:  # matplotlib, or a module of it, is missing
+    plot = None
 
 
 def write(result: dict, out: Path) -> list[str]:
@@ -21,15 +22,12 @@ def write(result: dict, out: Path) -> list[str]:
     written = [f"{device_of(result)}{suffix}" for suffix in (".json", ".md")]
     (out / written[0]).write_text(json.dumps(result, indent=1) + "\n")
     (out / written[1]).write_text(markdown(result))
-    if PLOTS:
-        import plot
-
+    if plot:
         written += plot.write(result, out)
     return written
 
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    for device in TABLES:
-        if (file := folder / f"{device}.json").exists():
-            write(json.loads(file.read_text()), folder)
+    for file in sorted(folder.glob("*.json")):
+        write(json.loads(file.read_text()), folder)

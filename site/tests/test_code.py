@@ -22,7 +22,7 @@ LESSONS = sorted((ROOT / "course").glob("[0-9][0-9]_*.py"))
 PAGES = [
     *(ROOT / name for name in ("README.md", "fork/README.md", "stack/README.md")),
     *sorted((ROOT / "site").glob("*.md")),
-    ROOT / "docs/source/notes/attn.md",
+    *sorted((ROOT / "docs/source/notes").glob("*.md")),
     ROOT / "course/GALLERY_HEADER.rst",
     *LESSONS,
 ]

@@ -4,7 +4,8 @@
 
 #include "cuda_emulator.h"
 
-#include <Attn.cu>
+#include <ATen/native/cuda/Attn.cu>
+#include <ATen/native/cuda/AttnBackward.cu>
 
 namespace {
 
@@ -18,13 +19,7 @@ using Guard = optional<c10::cuda::CUDAGuard>;
 std::tuple<Tensor, Tensor> attn(
     const Tensor& q, const Tensor& k, const Tensor& v) {
   const Guard guard(q.device());
-  at::DimVector sizes(q.sizes());
-  sizes.back() = v.size(-1);
-  Tensor output = at::empty(sizes, q.options());
-  sizes.back() = k.size(-2);
-  Tensor attn = at::empty(sizes, q.options());
-  at::native::attn_kernel_cuda(output, attn, q, k, v);
-  return {output, attn};
+  return at::native::attn_cuda(q, k, v);
 }
 
 std::tuple<Tensor, Tensor, Tensor> attn_backward(
@@ -39,23 +34,8 @@ std::tuple<Tensor, Tensor, Tensor> attn_backward(
   if (grad_output && grad_output->defined()) {
     guard.emplace(q.device());
   }
-  const Tensor given[] = {
-      grad_output.value_or(Tensor()), grad_attn.value_or(Tensor())};
-  const bool some = given[0].defined() || given[1].defined();
-  const bool wanted[] = {
-      output_mask[0] && some,
-      output_mask[1] && some,
-      output_mask[2] && given[0].defined()};
-  const Tensor* of[] = {&q, &k, &v};
-  Tensor grads[3];
-  for (int i = 0; i < 3; ++i) {
-    if (wanted[i]) {
-      grads[i] = at::empty(of[i]->sizes(), q.options());
-    }
-  }
-  at::native::attn_backward_kernel_cuda(
-      grads[0], grads[1], grads[2], given[0], given[1], q, k, v, attn);
-  return {grads[0], grads[1], grads[2]};
+  return at::native::_attn_backward_cuda(
+      grad_output, grad_attn, q, k, v, attn, output_mask);
 }
 
 // The kernels alone, into results that are given.
@@ -65,8 +45,17 @@ void forward(
     const Tensor& q,
     const Tensor& k,
     const Tensor& v) {
+  namespace tiles = at::native::attn_tiles;
   const Guard guard(q.device());
-  at::native::attn_kernel_cuda(output, attn, q, k, v);
+  TORCH_CHECK(tiles::for_dtype_of(q, [&](auto type) {
+    return tiles::sweep_rows<decltype(type), false>(
+        tiles::with_aligned_rows(q),
+        tiles::with_aligned_rows(k),
+        tiles::with_aligned_rows(v),
+        attn,
+        {},
+        output);
+  }));
 }
 
 void backward(
@@ -79,9 +68,13 @@ void backward(
     const Tensor& k,
     const Tensor& v,
     const Tensor& attn) {
+  namespace tiles = at::native::attn_tiles;
   const Guard guard(q.device());
-  at::native::attn_backward_kernel_cuda(
-      grad_q, grad_k, grad_v, grad_output, grad_attn, q, k, v, attn);
+  const at::native::AttnGradients grads{
+      grad_output, grad_attn, grad_q, grad_k, grad_v};
+  TORCH_CHECK(tiles::for_dtype_of(q, [&](auto type) {
+    return tiles::sweep_backward<decltype(type)>(grads, q, k, v, attn);
+  }));
 }
 
 // How many kernels have been launched; the next ones, on a device of this kind.

@@ -501,7 +501,7 @@ void wait() {
   }
 }
 
-inline float rounded(float x) {
+inline float to_tf32(float x) {
   uint32_t word;
   std::memcpy(&word, &x, 4);
   if ((word & 0x7f800000) != 0x7f800000) {
@@ -511,7 +511,7 @@ inline float rounded(float x) {
   return x;
 }
 
-inline double rounded(double x) {
+inline double to_tf32(double x) {
   return x;
 }
 

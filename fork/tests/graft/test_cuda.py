@@ -24,7 +24,7 @@ SOURCES = ROOT / "aten/src/ATen/native/cuda"
 REPLACED = (
     "ATen/cuda/CUDAContextLight.h",
     *(f"c10/cuda/CUDA{name}.h" for name in ("Exception", "Guard", "Stream")),
-    *(f"ATen/native/cuda/{name}.cuh" for name in ("AttnMma", "AttnWideMma")),
+    *(f"ATen/native/cuda/{name}.cuh" for name in ("AttnMma", "AttnBackwardMma", "AttnWideMma")),
 )
 # A program like test/test_attn.py, but that CPU tensors go to the kernels for CUDA.
 RUN = """
@@ -40,10 +40,12 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 def emulate(folder, change=lambda text: text):
     """The library with the kernels, each of whose sources is changed first."""
-    sources = {f"ATen/native/cuda/{s.name}": change(s.read_text()) for s in SOURCES.glob("*.cuh")}
-    host = (SOURCES / "Attn.cu").read_text()
     launch = re.compile(r"(\w+)<<<(.*?)>>>\(", re.S)
-    sources["Attn.cu"], launches = launch.subn(r"emulator::launch(\1, \2)(", host)
+    sources, launches = {}, 0
+    for source in SOURCES.glob("*.cu*"):
+        text, found = launch.subn(r"emulator::launch(\1, \2)(", source.read_text())
+        sources[f"ATen/native/cuda/{source.name}"] = change(text)
+        launches += found
     assert launches == 1
     sources |= dict.fromkeys(REPLACED, '#include "cuda_emulator.h"\n')
     write_files(folder / "include", sources)

@@ -11,24 +11,27 @@ from fork.paths import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks" / "attn"))
 
+torch = pytest.importorskip("torch")
+
 import report  # noqa: E402
 import results  # noqa: E402
 from cases import (  # noqa: E402
     ATTN,
-    CASES,
     COMPILE,
-    CUDA_CASES,
     EAGER,
     FUNCTION,
     JAX,
     MODES,
-    TABLES,
     TITLES,
     Case,
     Target,
     rows,
 )
+from devices import cpu  # noqa: E402
+from devices import cuda as gpu  # noqa: E402
 from roofline import NoRoofline, Peaks, build  # noqa: E402
+
+TABLES = {"cpu": cpu.CASES, "cuda": gpu.CASES}
 
 PEAKS = """\
 flops.float32 4e9
@@ -105,13 +108,13 @@ def test_the_tables_are_sound(table):
     ],
 )
 def test_targets(name, mode, aims):
-    case = next(case for case in CASES + CUDA_CASES if case.name == name)
+    case = next(case for case in cpu.CASES + gpu.CASES if case.name == name)
     found = case.targets[mode]._asdict()
     assert {what: aim for what, aim in found.items() if aim is not None} == aims
 
 
 def test_targets_of_fp32_on_a_gpu():
-    case = next(case for case in CUDA_CASES if case.name == "fp32 n=8192 d=64")
+    case = next(case for case in gpu.CASES if case.name == "fp32 n=8192 d=64")
     assert case.targets == {
         "forward": Target(2, 1.3, roofline=0.6),
         "step": Target(scratch=0.02),
@@ -127,7 +130,7 @@ def test_tf32_is_a_case_of_its_own():
 
 
 def test_who_waits_for_the_host():
-    found = [case.name for case in CUDA_CASES if case.launch_bound]
+    found = [case.name for case in gpu.CASES if case.launch_bound]
     assert found == ["bf16 n=128 d=64", "bf16 n=512 d=64", "fp32 n=128 d=64"]
 
 
@@ -286,7 +289,7 @@ def test_without_attn_and_without_peaks():
 
 
 def test_files_are_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(results, "PLOTS", False)
+    monkeypatch.setattr(results, "plot", None)
     result = about([row(eager=[8.0, 3.0, 20.0])])
     assert results.write(result, tmp_path / "out") == ["cpu.json", "cpu.md"]
     assert json.loads((tmp_path / "out/cpu.json").read_text())["rows"] == result["rows"]
@@ -335,7 +338,6 @@ def test_plot_of_a_sweep(tmp_path):
 
 
 def test_random_cases_are_as_they_are_described():
-    pytest.importorskip("torch")
     import random
 
     import sweep
@@ -359,7 +361,6 @@ def test_random_cases_are_as_they_are_described():
 
 @pytest.mark.parametrize("ratios,rounds", [((2,), [5]), ((0.5, 2), [5, 15]), ((0.5, 0.4), [5, 15])])
 def test_what_seems_slower_is_measured_again(monkeypatch, ratios, rounds):
-    pytest.importorskip("torch")
     import sweep
     from measure import Times
 
@@ -376,7 +377,6 @@ def test_what_seems_slower_is_measured_again(monkeypatch, ratios, rounds):
 
 
 def test_everyone_is_first_and_follows_everyone():
-    pytest.importorskip("torch")
     from measure import rotations
 
     orders = rotations("abcd", 8)
@@ -387,7 +387,6 @@ def test_everyone_is_first_and_follows_everyone():
 
 
 def test_the_quietest_rounds_count(monkeypatch):
-    pytest.importorskip("torch")
     import measure
 
     shares = iter([0.5, 0.0, 0.3, 0.01, 0.4, 0.2])
@@ -421,7 +420,6 @@ def test_the_quietest_rounds_count(monkeypatch):
 
 
 def test_what_others_take_of_the_machine(monkeypatch, tmp_path):
-    pytest.importorskip("torch")
     from measure import Others
 
     stat = tmp_path / "stat"
@@ -437,7 +435,6 @@ def test_what_others_take_of_the_machine(monkeypatch, tmp_path):
 
 
 def test_contenders_agree_with_eager():
-    torch = pytest.importorskip("torch")
     import contenders
 
     case = Case("float64", 5, d=2, m=3, e=4)
@@ -476,9 +473,6 @@ class Event:
 @pytest.fixture
 def cuda(monkeypatch):
     """A torch whose GPU is the CPU: which of its functions were called, in order."""
-    torch = pytest.importorskip("torch")
-    import gpu
-
     calls = []
     properties = {
         "name": "A GPU",
@@ -521,9 +515,7 @@ def on_cpu(make):
 
 
 def test_events_are_around_the_call_alone(cuda):
-    import gpu
-
-    place = gpu.Gpu()
+    place = gpu.Device(1)
     place.flush = lambda: cuda.calls.append("flush")
     timer = gpu.EventsTimer(lambda: (cuda.calls.append("run"), time.sleep(0.01)), place)
     del cuda.calls[:]
@@ -534,22 +526,19 @@ def test_events_are_around_the_call_alone(cuda):
 
 
 def test_peaks_of_a_gpu(cuda):
-    import gpu
-
-    peaks = gpu.Gpu().peaks()
+    peaks = gpu.Device(1).peaks()
     assert set(peaks.flops) == {"bfloat16", "float16", "tf32", "float32", "float64"}
     assert cuda.precisions == ["highest", "highest", "high", "highest", "highest"]
     assert {kind: list(by) for kind, by in peaks.bandwidth.items()} == dict.fromkeys(
         ("store", "store_memset", "read", "copy"), [1 << 12, 1 << 14]
     )
-    for case in CUDA_CASES:
+    for case in gpu.CASES:
         assert all(peaks.seconds(case, mode) > 0 for mode in case.modes)
         assert peaks.pages_seconds(case) == 0
 
 
 def bench_on_cuda(monkeypatch, out, *args):
     """bench.py's exit status, what it said, and the JSON."""
-    pytest.importorskip("torch")
     import bench
     from click.testing import CliRunner
 
@@ -558,7 +547,7 @@ def bench_on_cuda(monkeypatch, out, *args):
         Case("float32", 600, modes=("forward",), tf32=True),
         Case("bfloat16", 600, modes=("step",)),
     )
-    monkeypatch.setitem(bench.TABLES, "cuda", table)
+    monkeypatch.setattr(gpu.Device, "cases", table)
     monkeypatch.setattr(bench.memory, "LEAST", 0)
     args = ("--device", "cuda", "--out", str(out), "--quick", "--rounds", "2", *args)
     done = CliRunner().invoke(bench.main, [*args, "--no-compile"])
@@ -567,10 +556,9 @@ def bench_on_cuda(monkeypatch, out, *args):
 
 
 def test_the_whole_of_it_on_a_gpu(cuda, monkeypatch, tmp_path):
-    torch = pytest.importorskip("torch")
     if not hasattr(torch, "attn"):
         pytest.skip("no torch.attn")
-    monkeypatch.setattr(results, "PLOTS", False)
+    monkeypatch.setattr(results, "plot", None)
     status, said, result = bench_on_cuda(monkeypatch, tmp_path)
     assert status == 0, said
     found = {f"{row['case']} {row['mode']}": row for row in result["rows"]}
@@ -598,7 +586,7 @@ def test_the_whole_of_it_on_a_gpu(cuda, monkeypatch, tmp_path):
 def test_what_was_not_measured(cuda, monkeypatch, tmp_path):
     import bench
 
-    monkeypatch.setattr(results, "PLOTS", False)
+    monkeypatch.setattr(results, "plot", None)
     status, said, result = bench_on_cuda(monkeypatch, tmp_path, "--minutes", "1e-9")
     assert status == 0 and result["rows"] == []
     assert list(result["unmeasured"].values()) == ["no time was left"] * 4
@@ -615,7 +603,6 @@ def test_what_was_not_measured(cuda, monkeypatch, tmp_path):
 
 
 def test_no_gpu_is_one_line(monkeypatch, tmp_path):
-    torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     status, said, result = bench_on_cuda(monkeypatch, tmp_path)
     assert status == 2 and "torch sees no GPU" in said and result is None

@@ -1,9 +1,8 @@
 #define TORCH_ASSERT_ONLY_METHOD_OPERATORS
-#include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/native/Attn.h>
-#include <ATen/native/cpu/AttnKernel.h>
-#include <c10/core/CPUAllocator.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/Exception.h>
 
 #ifndef AT_PER_OPERATOR_HEADERS
 #include <ATen/Functions.h>
@@ -11,26 +10,111 @@
 #else
 #include <ATen/ops/_attn_backward_native.h>
 #include <ATen/ops/attn_native.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/tanh_backward.h>
 #endif
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#include <unistd.h>
-#endif
-
-#include <algorithm>
 #include <array>
-#include <new>
+#include <cstddef>
 #include <optional>
 #include <tuple>
 
 namespace at::native {
 
-DEFINE_DISPATCH(attn_stub);
-DEFINE_DISPATCH(attn_backward_stub);
+namespace {
+
+// Whether there are both products and tanh of this dtype: not of float8, float4
+// and ComplexHalf, which are floating point or complex too.
+bool is_attn_dtype(c10::ScalarType type) {
+  switch (type) {
+    case kHalf:
+    case kBFloat16:
+    case kFloat:
+    case kDouble:
+    case kComplexFloat:
+    case kComplexDouble:
+      return true;
+    default:
+      return false;
+  }
+}
+
+} // namespace
+
+void check_attn_inputs(
+    const Tensor& q,
+    const Tensor& k,
+    const Tensor& v,
+    c10::SymIntArrayRef q_sizes,
+    c10::SymIntArrayRef k_sizes,
+    c10::SymIntArrayRef v_sizes) {
+  const auto q_type = q.scalar_type();
+  const auto k_type = k.scalar_type();
+  const auto v_type = v.scalar_type();
+  TORCH_CHECK(
+      q_type == k_type && q_type == v_type,
+      "attn: q, k and v must have the same dtype, but got q: ",
+      q_type,
+      ", k: ",
+      k_type,
+      ", v: ",
+      v_type);
+  TORCH_CHECK(
+      is_attn_dtype(q_type),
+      "attn: q, k and v must be floating point or complex (half, bfloat16, "
+      "float, double, cfloat or cdouble), but got ",
+      q_type);
+  TORCH_CHECK(
+      q.device() == k.device() && q.device() == v.device(),
+      "attn: q, k and v must be on the same device, but got q: ",
+      q.device(),
+      ", k: ",
+      k.device(),
+      ", v: ",
+      v.device());
+  TORCH_CHECK(
+      q_sizes.size() >= 2 && k_sizes.size() >= 2 && v_sizes.size() >= 2,
+      "attn: q, k and v must have at least 2 dimensions, but got q: ",
+      q_sizes,
+      ", k: ",
+      k_sizes,
+      ", v: ",
+      v_sizes);
+  TORCH_CHECK(
+      q_sizes.size() == k_sizes.size() && q_sizes.size() == v_sizes.size(),
+      "attn: q, k and v must have the same number of dimensions, but got q: ",
+      q_sizes,
+      ", k: ",
+      k_sizes,
+      ", v: ",
+      v_sizes);
+  const size_t batch = q_sizes.size() - 2;
+  for (size_t i = 0; i < batch; ++i) {
+    for (const auto& other : {k_sizes, v_sizes}) {
+      TORCH_SYM_CHECK(
+          q_sizes[i].sym_eq(other[i]),
+          "attn: q (*, m, d), k (*, n, d) and v (*, n, e) must have the same "
+          "batch dimensions *, but got q: ",
+          q_sizes,
+          ", k: ",
+          k_sizes,
+          ", v: ",
+          v_sizes);
+    }
+  }
+  TORCH_SYM_CHECK(
+      q_sizes[batch + 1].sym_eq(k_sizes[batch + 1]),
+      "attn: q (*, m, d) and k (*, n, d) must have the same d, but got q: ",
+      q_sizes,
+      ", k: ",
+      k_sizes);
+  TORCH_SYM_CHECK(
+      k_sizes[batch].sym_eq(v_sizes[batch]),
+      "attn: k (*, n, d) and v (*, n, e) must have the same n, but got k: ",
+      k_sizes,
+      ", v: ",
+      v_sizes);
+}
 
 // attn = tanh(q kᵀ), output = attn v
 std::tuple<Tensor, Tensor> attn(
@@ -38,110 +122,6 @@ std::tuple<Tensor, Tensor> attn(
   check_attn_inputs(q, k, v, q.sym_sizes(), k.sym_sizes(), v.sym_sizes());
   auto attn = at::matmul(q, k.mT()).tanh_();
   auto output = at::matmul(attn, v);
-  return std::make_tuple(std::move(output), std::move(attn));
-}
-
-namespace {
-
-// Large memory in huge pages, for one fault for each small page takes longer
-// than computing what is in it. It is mapped for the tensor alone: the advice
-// cannot be taken back, so memory of malloc's would have it for the next owner.
-// From this size on malloc too maps each block by itself, unless it is told
-// otherwise.
-class HugePages final : public c10::Allocator {
- public:
-  static constexpr size_t MIN_SIZE = size_t(32) << 20;
-
-  c10::DataPtr allocate(size_t size) override {
-#if defined(__linux__) && defined(MADV_HUGEPAGE)
-    if (size >= MIN_SIZE) {
-      if (char* data = map(size)) {
-        c10::profiledCPUMemoryReporter().New(data, size);
-        return {data, data, &free, c10::Device(c10::DeviceType::CPU)};
-      }
-    }
-#endif
-    return c10::GetCPUAllocator()->allocate(size);
-  }
-  void copy_data(void* dst, const void* src, size_t size) const override {
-    default_copy_data(dst, src, size);
-  }
-
-#if defined(__linux__) && defined(MADV_HUGEPAGE)
- private:
-  static constexpr size_t HUGE = size_t(2) << 20;
-
-  static size_t page() {
-    return static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  }
-
-  // A small page with the size of the whole mapping, then the memory, which
-  // begins with a huge page.
-  static char* map(size_t size) {
-    const auto before = page();
-    const auto used = before + (size + before - 1) / before * before;
-    void* const mapping = mmap(
-        nullptr,
-        used + HUGE,
-        PROT_READ | PROT_WRITE,
-        MAP_PRIVATE | MAP_ANONYMOUS,
-        -1,
-        0);
-    if (mapping == MAP_FAILED) {
-      return nullptr; // malloc may have some left, and else has the message
-    }
-    auto* const begin = static_cast<char*>(mapping);
-    const auto end_of_first = reinterpret_cast<uintptr_t>(begin) + before;
-    const auto skipped = (HUGE - end_of_first % HUGE) % HUGE;
-    char* const first = begin + skipped;
-    if (skipped > 0) {
-      munmap(begin, skipped);
-    }
-    if (skipped < HUGE) {
-      munmap(first + used, HUGE - skipped);
-    }
-    new (first) size_t(used);
-    madvise(first + before, used - before, MADV_HUGEPAGE); // or not
-    return first + before;
-  }
-
-  static void free(void* data) {
-    c10::profiledCPUMemoryReporter().Delete(data);
-    char* const first = static_cast<char*>(data) - page();
-    munmap(first, *reinterpret_cast<size_t*>(first));
-  }
-#endif
-};
-
-// As at::empty, but a large one on a CPU is in huge pages.
-Tensor empty_attn(IntArrayRef sizes, const TensorOptions& options) {
-  // A program may have an allocator of its own.
-  if (!options.device().is_cpu() ||
-      c10::GetCPUAllocator() != c10::GetDefaultCPUAllocator()) {
-    return at::empty(sizes, options);
-  }
-  static HugePages huge_pages;
-  const auto dtype = c10::typeMetaToScalarType(options.dtype());
-  const c10::DispatchKeySet keys(c10::DispatchKey::CPU);
-  return at::detail::empty_generic(
-      sizes, &huge_pages, keys, dtype, std::nullopt);
-}
-
-} // namespace
-
-// The same, fused. Complex inputs are left to the composed maths.
-std::tuple<Tensor, Tensor> attn_fused(
-    const Tensor& q, const Tensor& k, const Tensor& v) {
-  if (!isFloatingType(q.scalar_type())) {
-    return native::attn(q, k, v);
-  }
-  check_attn_inputs(q, k, v, q.sym_sizes(), k.sym_sizes(), v.sym_sizes());
-  DimVector sizes(q.sizes());
-  sizes.back() = v.size(-1);
-  auto output = at::empty(sizes, q.options());
-  sizes.back() = k.size(-2);
-  auto attn = empty_attn(sizes, q.options());
-  attn_stub(q.device().type(), output, attn, q, k, v);
   return std::make_tuple(std::move(output), std::move(attn));
 }
 
@@ -185,82 +165,6 @@ std::tuple<Tensor, Tensor, Tensor> _attn_backward(
   }
   if (output_mask[2] && grad_output.defined()) {
     grad_v = at::matmul(attn.mH(), grad_output);
-  }
-  return std::make_tuple(
-      std::move(grad_q), std::move(grad_k), std::move(grad_v));
-}
-
-// A result of attn, or its gradient: q's sizes but for the last one.
-static void check_attn_result(
-    const char* name, const Tensor& x, const Tensor& q, int64_t cols) {
-  if (!x.defined()) {
-    return;
-  }
-  DimVector sizes(q.sizes());
-  sizes.back() = cols;
-  TORCH_CHECK(
-      x.scalar_type() == q.scalar_type() && x.device() == q.device() &&
-          x.sizes() == sizes,
-      "_attn_backward: ",
-      name,
-      " must be ",
-      q.scalar_type(),
-      " of sizes ",
-      sizes,
-      " on ",
-      q.device(),
-      ", but got ",
-      x.scalar_type(),
-      " of sizes ",
-      x.sizes(),
-      " on ",
-      x.device());
-}
-
-// The same, fused, without a temporary as large as attn.
-std::tuple<Tensor, Tensor, Tensor> _attn_backward_fused(
-    const std::optional<Tensor>& grad_output_opt,
-    const std::optional<Tensor>& grad_attn_opt,
-    const Tensor& q,
-    const Tensor& k,
-    const Tensor& v,
-    const Tensor& attn,
-    std::array<bool, 3> output_mask) {
-  if (!isFloatingType(q.scalar_type())) {
-    return native::_attn_backward(
-        grad_output_opt, grad_attn_opt, q, k, v, attn, output_mask);
-  }
-  const Tensor grad_output = grad_output_opt.value_or(Tensor());
-  const Tensor grad_attn = grad_attn_opt.value_or(Tensor());
-  check_attn_inputs(q, k, v, q.sym_sizes(), k.sym_sizes(), v.sym_sizes());
-  check_attn_result("attn", attn, q, k.size(-2));
-  check_attn_result("grad_attn", grad_attn, q, k.size(-2));
-  check_attn_result("grad_output", grad_output, q, v.size(-1));
-
-  Tensor grad_q, grad_k, grad_v;
-  if (grad_output.defined() || grad_attn.defined()) {
-    if (output_mask[0]) {
-      grad_q = at::empty(q.sizes(), q.options());
-    }
-    if (output_mask[1]) {
-      grad_k = at::empty(k.sizes(), k.options());
-    }
-  }
-  if (output_mask[2] && grad_output.defined()) {
-    grad_v = at::empty(v.sizes(), v.options());
-  }
-  if (grad_q.defined() || grad_k.defined() || grad_v.defined()) {
-    attn_backward_stub(
-        q.device().type(),
-        grad_q,
-        grad_k,
-        grad_v,
-        grad_output,
-        grad_attn,
-        q,
-        k,
-        v,
-        attn);
   }
   return std::make_tuple(
       std::move(grad_q), std::move(grad_k), std::move(grad_v));

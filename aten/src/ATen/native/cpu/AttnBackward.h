@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/native/cpu/AttnForward.h>
+#include <ATen/native/cpu/AttnTileOrder.h>
 
 #include <optional>
 

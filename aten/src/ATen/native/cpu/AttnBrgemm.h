@@ -1,6 +1,7 @@
 #pragma once
 
-#include <ATen/native/cpu/AttnVec.h>
+#include <ATen/native/cpu/AttnCopy.h>
+#include <ATen/native/cpu/AttnSchedule.h>
 
 // brgemm's operands are made with AVX-512 below.
 #if defined(CPU_CAPABILITY_AVX512)
@@ -30,8 +31,8 @@ bool multiplies_pairs(const F& brgemm) {
   };
   S a[M * ATTN_LD] = {};
   S pairs[K * N] = {};
-  float sums[M * ATTN_LD];
-  std::fill_n(sums, M * ATTN_LD, 1.0f);
+  float acc[M * ATTN_LD];
+  std::fill_n(acc, M * ATTN_LD, 1.0f);
   for (const auto p : c10::irange(K)) {
     for (const auto i : c10::irange(M)) {
       a[i * ATTN_LD + p] = static_cast<S>(static_cast<float>(left(i, p)));
@@ -43,7 +44,7 @@ bool multiplies_pairs(const F& brgemm) {
   }
   try {
     for (const bool add : {false, true}) {
-      brgemm(BrgemmSizes{M, N, K}, add, a, pairs, sums);
+      brgemm(BrgemmSizes{M, N, K}, add, a, pairs, acc);
     }
   } catch (const std::exception&) {
     return false;
@@ -54,7 +55,7 @@ bool multiplies_pairs(const F& brgemm) {
       for (const auto p : c10::irange(K)) {
         sum += left(i, p) * right(p, j);
       }
-      if (sums[i * ATTN_LD + j] != static_cast<float>(2 * sum)) {
+      if (acc[i * ATTN_LD + j] != static_cast<float>(2 * sum)) {
         return false;
       }
     }
@@ -89,7 +90,8 @@ class AttnBrgemm {
 
   // Whether this machine and build can, and that it is worth the copies: few
   // columns are filled up to 16.
-  static bool fits(int64_t m, int64_t n, int64_t d, int64_t e) {
+  static bool fits(const AttnSizes& sizes) {
+    const auto [batch, m, n, d, e] = sizes;
     const auto width = std::max(d, e);
     return at::globalContext().userEnabledMkldnn() && available() && m > 4 &&
            (n > 8 || width >= 64) && width <= 1024;
@@ -154,7 +156,7 @@ class AttnBrgemm {
                        : 4;
   }
 
-  static Pair<T> widened(const Vec& x) {
+  static Pair<T> as_float(const Vec& x) {
     auto [lo, hi] = vec::convert_to_float<S>(x);
     return {lo, hi};
   }
@@ -175,22 +177,22 @@ class AttnBrgemm {
 
   // f(col, the columns, the width) for each panel
   template <typename F>
-  static C10_ALWAYS_INLINE void for_panels(int64_t all, const F& f) {
+  static C10_ALWAYS_INLINE void for_panels(int64_t all, const F& fn) {
     for (int64_t col = 0, width = 0; col < all; col += width) {
       width = width_of(all - col);
-      f(col, std::min(width, all - col), width);
+      fn(col, std::min(width, all - col), width);
     }
   }
 
   // f(i, count) for i = 0, W, ...: count is W, a constant, but in the last
   template <typename F>
-  static C10_ALWAYS_INLINE void for_vectors(int64_t size, const F& f) {
+  static C10_ALWAYS_INLINE void for_vectors(int64_t size, const F& fn) {
     int64_t i = 0;
     for (; i + W <= size; i += W) {
-      f(i, W);
+      fn(i, W);
     }
     if (i < size) {
-      f(i, size - i);
+      fn(i, size - i);
     }
   }
 
@@ -207,7 +209,7 @@ class AttnBrgemm {
   // out (+)= A B, by way of `sums`
   template <typename O>
   static void add_product(
-      bool first, const Left& a, const S* pairs, int64_t all, T* sums, O* out) {
+      bool first, const Left& a, const S* pairs, int64_t all, T* acc, O* out) {
     for (int64_t row = 0; row < a.rows; row += MC, out += MC * all) {
       const auto rows = std::min(MC, a.rows - row);
       for_panels(all, [&](int64_t begin, int64_t cols, int64_t width) {
@@ -218,9 +220,9 @@ class AttnBrgemm {
           }
         }
         const S* panel = pairs + begin * terms_of(a.cols);
-        multiply_panel(a, row, panel, width, sums);
+        multiply_panel(a, row, panel, width, acc);
         for (int64_t r = 0; r < rows; ++r, dst += all) {
-          const T* src = sums + r * ATTN_LD;
+          const T* src = acc + r * ATTN_LD;
           for_vectors(
               cols,
               [&](int64_t col, int64_t count) C10_ALWAYS_INLINE_ATTRIBUTE {
@@ -347,12 +349,26 @@ class AttnBrgemm {
   static constexpr int64_t ROOM = 32;
   static constexpr int64_t CHUNK = 256, CHUNK_STEP = 64;
 
+  // Whether it multiplies more numbers in a cycle than float's FMA: by AMX, or
+  // where products of pairs of bfloat16 start as often as FMA does. On Intel's
+  // machines they start half as often.
+  static bool outruns_fma() {
+    if (cpublas::could_pack(c10::CppTypeToScalarType<S>::value)) { // AMX
+      return true;
+    }
+#if defined(__x86_64__) && defined(__GNUC__)
+    return !std::is_same_v<S, at::Half> && !__builtin_cpu_is("intel");
+#else
+    return !std::is_same_v<S, at::Half>;
+#endif
+  }
+
   static bool available() {
     // There is no other way to ask. oneDNN's own exception says that the
     // machine lacks the instruction. On one that multiplies half without AMX,
     // oneDNN takes the right operand as it is.
     static const bool available = [] {
-      if (std::is_same_v<S, at::Half> && !cpublas::could_pack(at::kHalf)) {
+      if (!outruns_fma()) {
         return false;
       }
       const bool multiplies = multiplies_pairs<S>(brgemm);
@@ -365,15 +381,15 @@ class AttnBrgemm {
   // sums (+)= a x for a panel x in pairs. The only caller of brgemm: what
   // cpublas keeps a kernel for is `sizes` and `add`.
   static void brgemm(
-      const BrgemmSizes& sizes, bool add, const S* a, const S* pairs, T* sums) {
+      const BrgemmSizes& sizes, bool add, const S* a, const S* pairs, T* acc) {
     const auto [rows, cols, terms] = sizes;
     cpublas::brgemm(
-        rows, cols, terms, ATTN_LD, cols, ATTN_LD, add, a, pairs, sums);
+        rows, cols, terms, ATTN_LD, cols, ATTN_LD, add, a, pairs, acc);
   }
 
   // C = rows row, row + 1, ... of A, at most MC, times a panel in pairs
   static void multiply_panel(
-      const Left& a, int64_t row, const S* panel, int64_t width, T* sums) {
+      const Left& a, int64_t row, const S* panel, int64_t width, T* acc) {
     const auto row_count = std::min(MC, a.rows - row);
     const auto all = terms_of(a.cols);
     for (int64_t p = 0, terms = 0; p < all; p += terms) {
@@ -385,7 +401,7 @@ class AttnBrgemm {
             p > 0,
             a.at(row + r, p),
             panel + p * width,
-            sums + r * ATTN_LD);
+            acc + r * ATTN_LD);
       }
     }
   }
@@ -401,12 +417,12 @@ class BrgemmForward {
 
   // Of scratch memory, in elements of T.
   struct Layout {
-    int64_t sums, k_pairs, v_pairs, rows, tile, size;
+    int64_t acc, k_pairs, v_pairs, rows, tile, size;
 
     Layout(int64_t /*rows*/, int64_t /*m*/, int64_t n, int64_t d, int64_t e) {
       n = std::min(n, ATTN_BLOCK);
       ScratchLayout layout;
-      sums = layout.add(MC * ATTN_LD);
+      acc = layout.add(MC * ATTN_LD);
       k_pairs = layout.add(Brgemm::pairs_size(d, n));
       v_pairs = layout.add(Brgemm::pairs_size(n, e));
       rows = layout.add(Brgemm::left_size(MC, d));
@@ -416,7 +432,7 @@ class BrgemmForward {
   };
 
   BrgemmForward(const Layout& layout, T* scratch)
-      : sums_(scratch + layout.sums),
+      : acc_(scratch + layout.acc),
         k_pairs_(reinterpret_cast<S*>(scratch + layout.k_pairs)),
         v_pairs_(reinterpret_cast<S*>(scratch + layout.v_pairs)),
         rows_(reinterpret_cast<S*>(scratch + layout.rows)),
@@ -441,22 +457,20 @@ class BrgemmForward {
     for (int64_t i = 0; i < q.rows; i += MC) {
       const auto rows = std::min(MC, q.rows - i);
       const auto left = Brgemm::left(rows_, q.block(i, 0, rows, q.cols));
-      Brgemm::multiply(left, 0, k_pairs_, n, sums_);
+      Brgemm::multiply(left, 0, k_pairs_, n, acc_);
       for (const auto r : c10::irange(rows)) {
         S* dst = attn.data + (i + r) * attn.row_stride;
         S* tile = tile_ + r * ATTN_LD;
-        const T* sums = sums_ + r * ATTN_LD;
+        const T* acc = acc_ + r * ATTN_LD;
         Brgemm::for_vectors(
             n, [&](int64_t col, int64_t count) C10_ALWAYS_INLINE_ATTRIBUTE {
-              const auto x =
-                  attn_tanh_for<S>(load<T>(sums + col, count), count);
+              const auto x = attn_tanh_for<S>(load<T>(acc + col, count), count);
               store(dst + col, x, count, stream);
               store(tile + col, x);
             });
       }
       O* dst = out + i * v.cols;
-      Brgemm::add_product(
-          first, {tile_, rows, n}, v_pairs_, v.cols, sums_, dst);
+      Brgemm::add_product(first, {tile_, rows, n}, v_pairs_, v.cols, acc_, dst);
     }
   }
 
@@ -464,7 +478,7 @@ class BrgemmForward {
   using Brgemm = AttnBrgemm<S>;
   static constexpr auto MC = Brgemm::MC;
 
-  T* sums_;
+  T* acc_;
   S *k_pairs_, *v_pairs_, *rows_, *tile_;
 };
 
@@ -480,12 +494,12 @@ class BrgemmBackward {
 
   // Of scratch memory, in elements of T, for tiles of so many rows and columns.
   struct Layout {
-    int64_t sums, k_pairs, v_pairs, rows, q_transposed, grad_output_transposed;
+    int64_t acc, k_pairs, v_pairs, rows, q_transposed, grad_output_transposed;
     int64_t tile, tile_pairs, attn_pairs, size;
 
     Layout(int64_t tile_rows, int64_t cols, int64_t d, int64_t e) {
       ScratchLayout layout;
-      sums = layout.add(MC * ATTN_LD);
+      acc = layout.add(MC * ATTN_LD);
       k_pairs = layout.add(Brgemm::pairs_size(cols, d));
       v_pairs = layout.add(Brgemm::pairs_size(e, cols));
       rows = layout.add(Brgemm::left_size(tile_rows, e));
@@ -499,7 +513,7 @@ class BrgemmBackward {
   };
 
   BrgemmBackward(const Layout& layout, T* scratch)
-      : sums_(scratch + layout.sums),
+      : acc_(scratch + layout.acc),
         k_pairs_(reinterpret_cast<S*>(scratch + layout.k_pairs)),
         v_pairs_(reinterpret_cast<S*>(scratch + layout.v_pairs)),
         rows_(reinterpret_cast<S*>(scratch + layout.rows)),
@@ -535,7 +549,7 @@ class BrgemmBackward {
     }
     for (int64_t row = 0; row < attn.rows; row += MC) {
       if (has_product) {
-        Brgemm::multiply(a, row, v_pairs_, n_, sums_);
+        Brgemm::multiply(a, row, v_pairs_, n_, acc_);
         finish_rows<true, true>(row, grad_attn, attn);
       } else if (with_scores) {
         finish_rows<true, false>(row, grad_attn, attn);
@@ -549,13 +563,13 @@ class BrgemmBackward {
   void add_grad_q(bool first, O* total) {
     Brgemm::pack(k_pairs_, k_);
     Brgemm::add_product(
-        first, {tile_, rows_count_, n_}, k_pairs_, k_.cols, sums_, total);
+        first, {tile_, rows_count_, n_}, k_pairs_, k_.cols, acc_, total);
   }
   void add_grad_k(bool first, T* total) {
-    Brgemm::add_product(first, q_, tile_pairs_, n_, sums_, total);
+    Brgemm::add_product(first, q_, tile_pairs_, n_, acc_, total);
   }
   void add_grad_v(bool first, T* total) {
-    Brgemm::add_product(first, grad_output_t_, attn_pairs_, n_, sums_, total);
+    Brgemm::add_product(first, grad_output_t_, attn_pairs_, n_, acc_, total);
   }
   // dst = totalᵀ
   static void finish_block(const Matrix<S>& dst, const T* total) {
@@ -611,14 +625,14 @@ class BrgemmBackward {
                         Pair<T> sum(0);
                         if constexpr (has_product) {
                           sum = load<T>(
-                              sums_ + (i - begin) * ATTN_LD + col, count);
+                              acc_ + (i - begin) * ATTN_LD + col, count);
                         }
                         if (grad_attn.data != nullptr) {
                           sum = sum +
-                                Brgemm::widened(
+                                Brgemm::as_float(
                                     Brgemm::load_row(grad_attn, i, col, count));
                         }
-                        sum = tanh_backward(sum, Brgemm::widened(y));
+                        sum = tanh_backward(sum, Brgemm::as_float(y));
                         const Vec x =
                             vec::convert_from_float<S>(sum[0], sum[1]);
                         x.store(tile_ + i * ATTN_LD + col);
@@ -641,7 +655,7 @@ class BrgemmBackward {
     }
   }
 
-  T* sums_;
+  T* acc_;
   S *k_pairs_, *v_pairs_, *rows_, *q_transposed_, *grad_output_transposed_;
   S *tile_, *tile_pairs_, *attn_pairs_;
   int64_t n_ = 0, rows_count_ = 0;

@@ -1,19 +1,22 @@
 #pragma once
 
-#include <ATen/native/cpu/AttnVec.h>
+#include <ATen/native/cpu/AttnCopy.h>
 
 namespace at::native {
 inline namespace CPU_CAPABILITY {
 
 // Products with a transposed matrix as dot products:
 //   C (M x N) (+)= A (M x K) Bᵀ, with B (N x K)
-// The rows of B are read where they are, once for each four rows of A. For few
-// rows this takes less than to transpose B for the micro-kernel of AttnFma.
+// The rows of B are read where they are. For few rows of A this takes less than
+// to transpose B for the micro-kernel of AttnFma.
 template <typename S>
 class AttnDot {
  public:
   using T = at::opmath_type<S>;
-  static constexpr int64_t MAX_ROWS = 16;
+  using Vec = vec::Vectorized<T>;
+  static constexpr int64_t LANES = Vec::size();
+  // With more, a panel of A transposed is nearly full: see AttnScores.
+  static constexpr int64_t MAX_ROWS = 3 * LANES / 4;
 
   // Whether adding up the elements of vectors, one for each element of C, takes
   // less than to transpose B.
@@ -30,58 +33,62 @@ class AttnDot {
       bool add,
       T* c,
       int64_t ldc) {
-    for (int64_t row = 0; row < rows; row += 4) {
-      const T* left = a + row * lda;
-      T* dst = c + row * ldc;
-      switch (rows - row) {
-        case 1:
-          strip<1>(left, lda, b, add, dst, ldc);
-          break;
-        case 2:
-          strip<2>(left, lda, b, add, dst, ldc);
-          break;
-        case 3:
-          strip<3>(left, lda, b, add, dst, ldc);
-          break;
-        default:
-          strip<4>(left, lda, b, add, dst, ldc);
+    // A vector of columns of C after the other: their rows of B are read from
+    // memory once.
+    for (int64_t col = 0; col < b.rows; col += LANES) {
+      const auto part = b.block(col, 0, std::min(LANES, b.rows - col), b.cols);
+      for (int64_t row = 0; row < rows; row += 4) {
+        const T* left = a + row * lda;
+        T* dst = c + row * ldc + col;
+        switch (rows - row) {
+          case 1:
+            tile<1>(left, lda, part, add, dst, ldc);
+            break;
+          case 2:
+            tile<2>(left, lda, part, add, dst, ldc);
+            break;
+          case 3:
+            tile<3>(left, lda, part, add, dst, ldc);
+            break;
+          default:
+            tile<4>(left, lda, part, add, dst, ldc);
+        }
       }
     }
   }
 
  private:
-  using Vec = vec::Vectorized<T>;
-  static constexpr int64_t LANES = Vec::size();
-  static constexpr int64_t W = pair_size<T>;
-  static constexpr int64_t LINE = 64 / sizeof(S);
+  // Dot products that are made at once, lest each term waits for the one
+  // before: as many as there are registers for.
+#if defined(CPU_CAPABILITY_AVX512)
+  static constexpr int CHAINS = std::is_same_v<T, S> ? 16 : 8;
+#else
+  static constexpr int CHAINS = std::is_same_v<T, S> ? 8 : 4;
+#endif
 
-  // R rows of C
+  // R rows and at most a vector of columns of C
   template <int R>
-  static void strip(
+  static void tile(
       const T* a,
       int64_t lda,
       const Matrix<const S>& b,
       bool add,
       T* c,
       int64_t ldc) {
-    constexpr int COLS = R > 2 ? 2 : 4; // as many chains as hide latency
+    constexpr int COLS = std::min<int64_t>(CHAINS / (R > 2 ? 4 : R), LANES);
     alignas(64) T partial[R][LANES][LANES];
-    for (int64_t col = 0; col < b.rows; col += LANES) {
-      const auto cols = std::min(LANES, b.rows - col);
-      const S* data = b.data + col * b.row_stride;
-      int64_t j = 0;
-      for (; j + COLS <= cols; j += COLS) {
-        dots<R, COLS>(a, lda, b, data + j * b.row_stride, j, partial);
-      }
-      for (; j < cols; ++j) {
-        dots<R, 1>(a, lda, b, data + j * b.row_stride, j, partial);
-      }
-      for (const auto r : c10::irange(R)) {
-        std::fill(partial[r][cols], partial[r][LANES], T(0));
-        T* dst = c + r * ldc + col;
-        const auto sums = sums_of(partial[r][0]);
-        (add ? Vec::loadu(dst) + sums : sums).store(dst);
-      }
+    int64_t j = 0;
+    for (; j + COLS <= b.rows; j += COLS) {
+      dots<R, COLS>(a, lda, b, b.data + j * b.row_stride, j, partial);
+    }
+    for (; j < b.rows; ++j) {
+      dots<R, 1>(a, lda, b, b.data + j * b.row_stride, j, partial);
+    }
+    for (const auto r : c10::irange(R)) {
+      std::fill(partial[r][b.rows], partial[r][LANES], T(0));
+      T* dst = c + r * ldc;
+      const auto acc = sums_of(partial[r][0]);
+      (add ? Vec::loadu(dst) + acc : acc).store(dst);
     }
   }
 
@@ -95,34 +102,56 @@ class AttnDot {
       const S* data,
       int64_t j,
       T (*partial)[LANES][LANES]) {
-    auto lo = zeros<T>(std::make_index_sequence<R * C>());
-    auto hi = lo;
+    // Of an operand of lower precision two vectors are loaded at once, and have
+    // accumulators of their own.
+    constexpr int V = std::is_same_v<T, S> ? 1 : 2;
+    constexpr int64_t step = V * LANES;
+    auto acc = zeros<T>(std::make_index_sequence<V * R * C>());
     const auto add_terms = [&](int64_t p,
                                auto... count) C10_ALWAYS_INLINE_ATTRIBUTE {
+      auto left = zeros<T>(std::make_index_sequence<V * R>());
+      c10::ForcedUnroll<R>{}([&](auto r) C10_ALWAYS_INLINE_ATTRIBUTE {
+        load_to<V>(&left[V * r], a + r * lda + p, count...);
+      });
       c10::ForcedUnroll<C>{}([&](auto c) C10_ALWAYS_INLINE_ATTRIBUTE {
         const S* row = data + c * b.row_stride + p;
-        for (int64_t i = 0; i < W; i += LINE) {
-          prefetch_line(row + C * b.row_stride + i);
-        }
-        const auto right = load<T>(row, count...);
-        c10::ForcedUnroll<R>{}([&](auto r) C10_ALWAYS_INLINE_ATTRIBUTE {
-          constexpr int i = decltype(r)::value * C + decltype(c)::value;
-          const auto left = load<T>(a + r * lda + p, count...);
-          lo[i] = vec::fmadd(left[0], right[0], lo[i]);
-          hi[i] = vec::fmadd(left[1], right[1], hi[i]);
+        prefetch_line(row + C * b.row_stride);
+        auto right = zeros<T>(std::make_index_sequence<V>());
+        load_to<V>(&right[0], row, count...);
+        c10::ForcedUnroll<V * R>{}([&](auto i) C10_ALWAYS_INLINE_ATTRIBUTE {
+          constexpr int at = decltype(i)::value * C + decltype(c)::value;
+          acc[at] = vec::fmadd(left[i], right[i % V], acc[at]);
         });
       });
     };
     int64_t p = 0;
-    for (; p + W <= b.cols; p += W) {
+    for (; p + step <= b.cols; p += step) {
       add_terms(p);
     }
     if (p < b.cols) {
       add_terms(p, b.cols - p);
     }
     c10::ForcedUnroll<R * C>{}([&](auto i) C10_ALWAYS_INLINE_ATTRIBUTE {
-      (lo[i] + hi[i]).store(partial[i / C][j + i % C]);
+      constexpr int r = decltype(i)::value / C, c = decltype(i)::value % C;
+      Vec sum = acc[V * r * C + c];
+      if constexpr (V == 2) {
+        sum = sum + acc[(V * r + 1) * C + c];
+      }
+      sum.store(partial[r][j + c]);
     });
+  }
+
+  // One or two vectors of x, of which only the first `count` elements are
+  // there.
+  template <int V, typename X, typename... Count>
+  static C10_ALWAYS_INLINE void load_to(Vec* to, const X* x, Count... count) {
+    if constexpr (V == 1) {
+      to[0] = Vec::loadu(x, count...);
+    } else {
+      const auto both = load<T>(x, count...);
+      to[0] = both[0];
+      to[1] = both[1];
+    }
   }
 
   // The sum of each of as many vectors as one has elements.

@@ -1,6 +1,8 @@
 #pragma once
 
-#include <ATen/native/cpu/AttnDot.h>
+#include <ATen/OpMathType.h>
+#include <ATen/ceil_div.h>
+#include <ATen/native/cpu/AttnCopy.h>
 
 namespace at::native {
 inline namespace CPU_CAPABILITY {
@@ -163,7 +165,7 @@ class AttnFma {
   // C (+)= A times a panel of B, of so many terms. Reads of A, and
   // writes of C, as many rows as kernel_rows(rows). Rows of C are written one
   // after the other, each to a multiple of a vector.
-  static void multiply(
+  static C10_ALWAYS_INLINE void multiply(
       int64_t rows,
       int64_t terms,
       const Left& a,
@@ -233,10 +235,10 @@ class AttnFma {
           multiply(strip, terms, left, panel, !sets, dst, ldc);
           return;
         }
-        alignas(64) T sums[MR * NR];
-        multiply(strip, terms, left, panel, false, sums, NR);
+        alignas(64) T acc[MR * NR];
+        multiply(strip, terms, left, panel, false, acc, NR);
         for (int64_t r = 0; r < strip; ++r) {
-          add_sum(sets, dst + r * ldc, sums + r * NR, count);
+          add_sum(sets, dst + r * ldc, acc + r * NR, count);
         }
       };
       // Of a panel of B and C, what is larger is read or written once.
@@ -261,7 +263,7 @@ class AttnFma {
   // cols elements.
   template <typename O>
   static void product_by(
-      T* sums,
+      T* acc,
       bool first,
       int64_t rows,
       int64_t cols,
@@ -275,61 +277,44 @@ class AttnFma {
         return;
       }
     }
-    product(true, rows, cols, a, b, sums, cols);
+    product(true, rows, cols, a, b, acc, cols);
     const bool flat = cols == ldc;
     for (int64_t i = 0; i < (flat ? 1 : rows); ++i) {
       const auto count = flat ? rows * cols : cols;
       if constexpr (std::is_same_v<T, O>) {
-        add_sum(false, c + i * ldc, sums + i * cols, count);
+        add_sum(false, c + i * ldc, acc + i * cols, count);
       } else {
-        convert(c + i * ldc, sums + i * cols, count);
+        convert(c + i * ldc, acc + i * cols, count);
       }
     }
   }
 
-  // Whether in a product A Bᵀ with a long B, A is so small that it should be
-  // transposed rather than B.
-  static bool swaps(int64_t rows, int64_t terms) {
-    return rows <= FEW_ROWS && terms >= std::max<int64_t>(rows, 64);
-  }
-
-  // C = A Bᵀ for few rows of A, by way of Cᵀ = B Aᵀ: in parts of kc terms.
-  // `strip`, `panels` and `ct` are memory for a strip of B, panels of Aᵀ, and
-  // Cᵀ.
+  // C (+)= A B for a packed B of so many columns, a strip of A after the other.
+  // Of C as many rows are written as multiply() writes of each strip.
   template <typename S>
-  static void product_swapped(
+  static C10_ALWAYS_INLINE void product_of_strips(
+      bool add,
       const Matrix<const S>& a,
-      const Matrix<const S>& b,
-      int64_t kc,
+      const Right& b,
+      int64_t cols,
       T* strip_copy,
-      T* panels,
-      T* ct,
       T* c,
       int64_t ldc) {
-    const auto ld = at::round_up(a.rows, LANES) + LANES;
-    for (int64_t p = 0; p < a.cols; p += kc) {
-      const auto terms = std::min(kc, a.cols - p);
-      const auto right = pack(panels, a.block(0, p, a.rows, terms).t());
-      for (int64_t row = 0; row < b.rows; row += MR) {
-        const auto rows = std::min(MR, b.rows - row);
-        const auto left = strip(strip_copy, b.block(row, p, rows, terms));
-        for_panels(a.rows, [&](int64_t col, int64_t width) {
-          T* dst = ct + row * ld + col;
-          multiply(rows, terms, left, right.panel(col, width), p > 0, dst, ld);
-        });
-      }
+    for (int64_t row = 0; row < a.rows; row += MR) {
+      const auto rows = std::min(MR, a.rows - row);
+      const auto left = strip(strip_copy, a.block(row, 0, rows, a.cols));
+      for_panels(cols, [&](int64_t col, int64_t width) {
+        T* dst = c + row * ldc + col;
+        multiply(rows, a.cols, left, b.panel(col, width), add, dst, ldc);
+      });
     }
-    transpose(ct, ld, c, ldc, b.rows, a.rows);
-  }
-  static int64_t swapped_size(int64_t rows, int64_t cols) {
-    return at::round_up(cols, MR) * (at::round_up(rows, LANES) + LANES);
   }
 
  private:
   static constexpr int64_t LINE = 64 / sizeof(T);
   static constexpr int64_t AHEAD = 4; // terms, for which a line is on its way
   static constexpr int64_t PART_ROWS = 32;
-  static constexpr int64_t UNPACKED_ROWS = 96, FEW_ROWS = 96;
+  static constexpr int64_t UNPACKED_ROWS = 96;
   static constexpr int64_t SMALL = (24 << 10) / sizeof(T); // in the first cache
 
   // The last vector of a panel, of which the first `count` elements are there
@@ -383,7 +368,7 @@ class AttnFma {
     const T* b = panel.data;
     const auto ldb = panel.ld;
     const LastVector last(panel.count - (V - 1) * LANES);
-    auto sums = zeros<T>(std::make_index_sequence<R * C * V>());
+    auto acc = zeros<T>(std::make_index_sequence<R * C * V>());
     const auto add_term = [&](auto chain,
                               int64_t p) C10_ALWAYS_INLINE_ATTRIBUTE {
       if constexpr (transposed) { // a line of a each, far from the one before
@@ -402,7 +387,7 @@ class AttnFma {
         constexpr int i = (decltype(chain)::value * R + decltype(r)::value) * V;
         const Vec left(transposed ? a[r + p * lda] : a[r * lda + p]);
         c10::ForcedUnroll<V>{}([&](auto v) C10_ALWAYS_INLINE_ATTRIBUTE {
-          sums[i + v] = vec::fmadd(left, right[v], sums[i + v]);
+          acc[i + v] = vec::fmadd(left, right[v], acc[i + v]);
         });
       });
     };
@@ -415,10 +400,10 @@ class AttnFma {
       add_term(std::integral_constant<int, 0>(), p);
     }
     c10::ForcedUnroll<R * V>{}([&](auto i) C10_ALWAYS_INLINE_ATTRIBUTE {
-      Vec sum = sums[i];
+      Vec sum = acc[i];
       if constexpr (C > 1) {
         c10::ForcedUnroll<C - 1>{}([&](auto chain) C10_ALWAYS_INLINE_ATTRIBUTE {
-          sum = sum + sums[(chain + 1) * R * V + i];
+          sum = sum + acc[(chain + 1) * R * V + i];
         });
       }
       T* dst = c + i / V * ldc + i % V * LANES;
@@ -468,344 +453,6 @@ void clear_edges(T* tile, int64_t rows, int64_t cols, int64_t ld) {
   }
   std::fill(tile + rows * ld, tile + at::round_up(rows, MR) * ld + MR, T(0));
 }
-
-// The forward of a task by FMA. See Note [Tiles of attn].
-template <typename S>
-class FmaForward {
- public:
-  using T = at::opmath_type<S>;
-  static constexpr int64_t ROW_STEP = AttnFma<T>::MR;
-  static constexpr bool any_width = true;
-
-  // Of scratch memory, in elements of T.
-  struct Layout {
-    int64_t chunk;           // rows of the tile
-    bool dots, swaps;        // how q kᵀ is made
-    bool few_rows;           // of attn
-    bool all_of_k, all_of_v; // are packed at once
-    int64_t kc;              // terms of q kᵀ that are summed at once
-    int64_t strip, tile, swapped, k_panels, v_panels, sums, size;
-
-    // Of all m rows some are a task's.
-    Layout(int64_t rows, int64_t m, int64_t n, int64_t d, int64_t e)
-        : dots(AttnDot<S>::fits(m, d)),
-          swaps(!dots && Fma::swaps(m, d)),
-          few_rows(m <= MR / 2),
-          all_of_k(d <= PACKED),
-          all_of_v(e <= PACKED) {
-      n = std::min(n, ATTN_BLOCK);
-      kc = std::min(n <= Fma::LANES ? ATTN_TERMS : ATTN_BLOCK, d);
-      chunk =
-          std::min(at::round_up(rows, MR), all_of_k && all_of_v ? MC : ROWS);
-      ScratchLayout layout;
-      strip = layout.add(AttnDot<S>::MAX_ROWS * kc);
-      tile = layout.add(tile_size<T>(chunk, n));
-      swapped = layout.add(swaps ? Fma::swapped_size(rows, n) : 0);
-      k_panels =
-          layout.add(Fma::packed_size(all_of_k ? d : kc, std::max(n, chunk)));
-      v_panels = layout.add(Fma::packed_size(n, all_of_v ? e : ATTN_BLOCK));
-      sums = layout.add(
-          std::is_same_v<T, S> && !few_rows ? 0
-                                            : chunk * std::min(ATTN_BLOCK, e));
-      size = layout.size();
-    }
-  };
-
-  FmaForward(const Layout& layout, T* scratch)
-      : layout_(layout),
-        strip_(scratch + layout.strip),
-        tile_(scratch + layout.tile),
-        swapped_(scratch + layout.swapped),
-        k_panels_(scratch + layout.k_panels),
-        v_panels_(scratch + layout.v_panels),
-        sums_(scratch + layout.sums) {}
-
-  template <typename O>
-  void forward(
-      bool first,
-      const Matrix<const S>& q,
-      const Matrix<const S>& k,
-      const Matrix<const S>& v,
-      const Matrix<S>& attn,
-      bool stream,
-      O* out) {
-    ld_ = tile_ld<T>(k.rows, q.cols);
-    for (int64_t i = 0; i < q.rows; i += layout_.chunk) {
-      const auto rows = std::min(layout_.chunk, q.rows - i);
-      clear_edges(tile_, rows, attn.cols, ld_);
-      add_scores(i == 0, q.block(i, 0, rows, q.cols), k);
-      finish(attn.block(i, 0, rows, attn.cols), stream);
-      add_output(first, i == 0, rows, q.rows, v, out + i * v.cols);
-    }
-  }
-
-  // out (+)= attn v, of an attn that was made before
-  void output(
-      bool first,
-      const Matrix<const S>& attn,
-      const Matrix<const S>& v,
-      T* out) {
-    ld_ = tile_ld<T>(attn.cols, 0);
-    for (int64_t i = 0; i < attn.rows; i += layout_.chunk) {
-      const auto rows = std::min(layout_.chunk, attn.rows - i);
-      copy_rows(tile_, ld_, attn.block(i, 0, rows, attn.cols));
-      clear_edges(tile_, rows, attn.cols, ld_);
-      add_output(first, i == 0, rows, attn.rows, v, out + i * v.cols);
-    }
-  }
-
- private:
-  using Fma = AttnFma<T>;
-  static constexpr auto MR = Fma::MR;
-  static constexpr int64_t MC = 96;
-  static_assert(MC % MR == 0);
-  // If k or v are too wide to be packed at once, their parts are packed anew
-  // for each so many rows.
-  static constexpr int64_t ROWS = 4 * MC;
-  static constexpr int64_t PACKED = 1024;
-
-  // tile = q kᵀ
-  void add_scores(
-      bool pack, const Matrix<const S>& q, const Matrix<const S>& k) {
-    const bool dots = layout_.dots && k.col_stride == 1;
-    if (layout_.swaps) {
-      Fma::product_swapped(
-          q, k, layout_.kc, strip_, k_panels_, swapped_, tile_, ld_);
-      return;
-    }
-    for (int64_t p = 0; p == 0 || p < q.cols; p += layout_.kc) {
-      const auto terms = std::min(layout_.kc, q.cols - p);
-      const bool all = layout_.all_of_k;
-      const auto part = k.block(0, p, k.rows, terms);
-      T* panels = k_panels_ + (all ? p * at::round_up(k.rows, Fma::LANES) : 0);
-      if (dots) {
-        copy_rows(strip_, terms, q.block(0, p, q.rows, terms));
-        AttnDot<S>::product(q.rows, strip_, terms, part, p > 0, tile_, ld_);
-        continue;
-      }
-      if (pack || !all) {
-        Fma::pack(panels, part.t());
-      }
-      const typename Fma::Right right{nullptr, 0, 0, panels, terms};
-      for (int64_t row = 0; row < q.rows; row += MR) {
-        const auto rows = std::min(MR, q.rows - row);
-        const auto left = Fma::strip(strip_, q.block(row, p, rows, terms));
-        Fma::for_panels(k.rows, [&](int64_t col, int64_t width) {
-          T* c = tile_ + row * ld_ + col;
-          const auto panel = right.panel(col, width);
-          Fma::multiply(rows, terms, left, panel, p > 0, c, ld_);
-        });
-      }
-    }
-  }
-
-  // attn = tile = tanh(tile)
-  void finish(const Matrix<S>& attn, bool stream) {
-    const bool flat = attn.cols == ld_ && attn.row_stride == ld_;
-    const auto rows = flat ? 1 : attn.rows;
-    const auto cols = flat ? attn.rows * ld_ : attn.cols;
-    for (const auto i : c10::irange(rows)) {
-      S* dst = attn.data + i * attn.row_stride;
-      T* tile = tile_ + i * ld_;
-      for (int64_t j = 0; j < cols; j += pair_size<T>) {
-        const auto x = attn_tanh_for<S>(load<T>(tile + j), cols - j);
-        store(dst + j, x, cols - j, stream);
-        store(tile + j, round_to<S>(x), cols - j);
-      }
-    }
-  }
-
-  // out (+)= tile v, for some of so many rows
-  template <typename O>
-  void add_output(
-      bool first,
-      bool pack,
-      int64_t rows,
-      int64_t all_rows,
-      const Matrix<const S>& v,
-      O* out) {
-    const bool all = layout_.all_of_v;
-    for (int64_t p = 0; p < v.cols; p += ATTN_BLOCK) {
-      const auto cols = std::min(ATTN_BLOCK, v.cols - p);
-      auto& right = v_right_[all ? p / ATTN_BLOCK : 0];
-      if (pack || !all) {
-        right = Fma::right(
-            v_panels_ + (all ? p * v.rows : 0),
-            v.block(0, p, v.rows, cols),
-            all_rows,
-            layout_.few_rows);
-      }
-      Fma::product_by(
-          sums_, first, rows, cols, {tile_, ld_}, right, out + p, v.cols);
-    }
-  }
-
-  Layout layout_;
-  T *strip_, *tile_, *swapped_, *k_panels_, *v_panels_, *sums_;
-  int64_t ld_ = 0;
-  std::array<typename Fma::Right, PACKED / ATTN_BLOCK + 1> v_right_{};
-};
-
-// The backward of a tile by FMA. See Note [Tiles of attn].
-template <typename S>
-class FmaBackward {
- public:
-  using T = at::opmath_type<S>;
-  static constexpr int64_t ROW_STEP = 4;
-  static constexpr int64_t MIN_ROWS = 48;
-  static constexpr bool sums_columns = false;
-
-  // Of scratch memory, in elements of T, for tiles of so many rows and columns.
-  struct Layout {
-    int64_t kc; // terms of grad_output vᵀ that are summed at once
-    bool swaps; // how it is made
-    int64_t strip, tile, attn_tile, grad_tile, swapped, panels, products, size;
-
-    Layout(int64_t rows, int64_t cols, int64_t d, int64_t e) {
-      kc = std::min(cols <= Fma::LANES ? ATTN_TERMS : ATTN_BLOCK, e);
-      const auto width = std::min(ATTN_BLOCK, std::max(d, e));
-      ScratchLayout layout;
-      strip = layout.add(AttnDot<S>::MAX_ROWS * kc);
-      tile = layout.add(tile_size<T>(rows, cols));
-      attn_tile = layout.add(tile_size<T>(rows, cols));
-      grad_tile = layout.add(tile_size<T>(rows, cols));
-      swaps = Fma::swaps(rows, e);
-      swapped = layout.add(swaps ? Fma::swapped_size(rows, cols) : 0);
-      panels = layout.add(
-          std::max(
-              Fma::packed_size(kc, std::max(rows, cols)),
-              Fma::packed_size(std::max(rows, cols), width)));
-      products = layout.add(
-          (std::is_same_v<T, S> ? FEW : std::max(rows, cols)) * width);
-      size = layout.size();
-    }
-  };
-
-  FmaBackward(const Layout& layout, T* scratch)
-      : kc_(layout.kc),
-        swaps_(layout.swaps),
-        strip_(scratch + layout.strip),
-        tile_(scratch + layout.tile),
-        attn_tile_(scratch + layout.attn_tile),
-        grad_tile_(scratch + layout.grad_tile),
-        swapped_(scratch + layout.swapped),
-        panels_(scratch + layout.panels),
-        products_(scratch + layout.products) {}
-
-  void start(const AttnTile<S>& matrices, bool with_scores) {
-    const auto& [q, k, v, attn, grad_output, grad_attn] = matrices;
-    q_ = q;
-    k_ = k;
-    grad_output_ = grad_output;
-    v_ = v;
-    rows_ = attn.rows;
-    cols_ = attn.cols;
-    ld_ = tile_ld<T>(cols_, v.cols);
-    copy_rows(attn_tile_, ld_, attn);
-    clear_edges(attn_tile_, attn.rows, cols_, ld_);
-    clear_edges(tile_, attn.rows, cols_, ld_);
-    if (!with_scores) {
-      return;
-    }
-    const bool has_grad = grad_attn.data != nullptr;
-    if (has_grad) {
-      copy_rows(grad_tile_, ld_, grad_attn);
-    }
-    const auto e = grad_output.data == nullptr ? 0 : grad_output.cols;
-    const bool dots = AttnDot<S>::fits(rows_, e) && v.col_stride == 1;
-    if (!dots && swaps_ && e > 0) {
-      Fma::product_swapped(
-          grad_output, v, kc_, strip_, panels_, swapped_, tile_, ld_);
-    } else {
-      add_scores(dots, e);
-    }
-    finish(attn.rows, has_grad);
-  }
-
-  template <typename O>
-  void add_grad_q(bool first, O* total) {
-    add_to(first, rows_, {tile_, ld_}, k_, total);
-  }
-  template <typename O>
-  void add_grad_k(bool first, O* total) {
-    add_to(first, cols_, {tile_, ld_, true}, q_, total);
-  }
-  template <typename O>
-  void add_grad_v(bool first, O* total) {
-    add_to(first, cols_, {attn_tile_, ld_, true}, grad_output_, total);
-  }
-  static void finish_block(const Matrix<S>& dst, const T* total) {
-    convert(dst.data, total, dst.rows * dst.cols);
-  }
-
- private:
-  using Fma = AttnFma<T>;
-  static constexpr auto MR = Fma::MR;
-  static constexpr auto FEW = MR / 2;
-
-  // tile = grad_output vᵀ, of so many terms
-  void add_scores(bool dots, int64_t e) {
-    for (int64_t p = 0; p == 0 || p < e; p += kc_) {
-      const auto terms = std::min(kc_, e - p);
-      const auto part = v_.block(0, p, cols_, terms);
-      const auto grad = grad_output_.block(0, p, rows_, terms);
-      if (dots) {
-        copy_rows(strip_, terms, grad);
-        AttnDot<S>::product(rows_, strip_, terms, part, p > 0, tile_, ld_);
-        continue;
-      }
-      const auto right = Fma::pack(panels_, part.t());
-      for (int64_t row = 0; row < rows_; row += MR) {
-        const auto rows = std::min(MR, rows_ - row);
-        const auto left = Fma::strip(strip_, grad.block(row, 0, rows, terms));
-        Fma::for_panels(cols_, [&](int64_t col, int64_t width) {
-          T* c = tile_ + row * ld_ + col;
-          const auto panel = right.panel(col, width);
-          Fma::multiply(rows, terms, left, panel, p > 0, c, ld_);
-        });
-      }
-    }
-  }
-
-  // tile = (tile + grad_attn) (1 - attn²)
-  void finish(int64_t rows, bool has_grad) {
-    const bool flat = cols_ == ld_;
-    const auto cols = flat ? rows * ld_ : cols_;
-    for (int64_t i = 0; i < (flat ? 1 : rows); ++i) {
-      T* tile = tile_ + i * ld_;
-      for (int64_t j = 0; j < cols; j += pair_size<T>) {
-        auto x = load<T>(tile + j);
-        if (has_grad) {
-          x = x + load<T>(grad_tile_ + i * ld_ + j);
-        }
-        store(tile + j, tanh_backward(x, load<T>(attn_tile_ + i * ld_ + j)));
-      }
-    }
-  }
-
-  // out (+)= a x, for a tile or its transpose; all of it if out is of lower
-  // precision
-  template <typename O>
-  void add_to(
-      bool first,
-      int64_t rows,
-      const typename Fma::Left& a,
-      const Matrix<const S>& x,
-      O* out) {
-    for (int64_t p = 0; p < x.cols; p += ATTN_BLOCK) {
-      const auto cols = std::min(ATTN_BLOCK, x.cols - p);
-      const auto right =
-          Fma::right(panels_, x.block(0, p, x.rows, cols), rows, rows <= FEW);
-      Fma::product_by(products_, first, rows, cols, a, right, out + p, x.cols);
-    }
-  }
-
-  int64_t kc_;
-  bool swaps_;
-  T *strip_, *tile_, *attn_tile_, *grad_tile_, *swapped_, *panels_, *products_;
-  int64_t rows_ = 0, cols_ = 0, ld_ = 0;
-  Matrix<const S> q_{}, k_{}, v_{}, grad_output_{};
-};
 
 } // namespace CPU_CAPABILITY
 } // namespace at::native

@@ -1,7 +1,7 @@
 #pragma once
 
+#include <ATen/native/cpu/AttnCopy.h>
 #include <ATen/native/cpu/AttnSchedule.h>
-#include <ATen/native/cpu/AttnVec.h>
 
 namespace at::native {
 inline namespace CPU_CAPABILITY {
@@ -65,9 +65,9 @@ void attn_output_by(const AttnForwardArgs<S>& args, const Parallel& parallel) {
   const auto width = std::min(
       MAX_COLS, at::round_up(at::ceil_div(e, groups_wanted), ATTN_BLOCK));
   const auto col_groups = at::ceil_div(e, width);
-  const auto sums_size = at::round_up<int64_t>(rows * width, 64);
+  const auto acc_size = at::round_up<int64_t>(rows * width, 64);
   const typename Tiles::Layout layout(rows, m, n, 0, width);
-  const AttnScratch<T> scratch(threads, sums_size + layout.size);
+  const AttnScratch<T> scratch(threads, acc_size + layout.size);
   std::atomic<bool> failed{false};
 
   attn_in_order(
@@ -84,19 +84,19 @@ void attn_output_by(const AttnForwardArgs<S>& args, const Parallel& parallel) {
         const auto task_rows = std::min(rows, m - i);
         const auto cols = std::min(width, e - p);
         const Matrix<S> attn = args.attn[b];
-        T* sums = scratch[thread];
-        Tiles tiles(layout, sums + sums_size);
+        T* acc = scratch[thread];
+        Tiles tiles(layout, acc + acc_size);
         for (int64_t j = 0; j < n; j += ATTN_BLOCK) {
           const auto terms = std::min(ATTN_BLOCK, n - j);
           tiles.output(
               j == 0,
               attn.block(i, j, task_rows, terms),
               args.v[b].block(j, p, terms, cols),
-              sums);
+              acc);
         }
         const auto output = args.output[b].block(i, p, task_rows, cols);
         for (const auto r : c10::irange(task_rows)) {
-          convert(output.data + r * output.row_stride, sums + r * cols, cols);
+          convert(output.data + r * output.row_stride, acc + r * cols, cols);
         }
       });
 }
@@ -145,10 +145,10 @@ void attn_forward_by(const AttnForwardArgs<S>& args, const Parallel& parallel) {
       return;
     }
   }
-  const auto sums_size =
+  const auto acc_size =
       direct ? 0 : at::round_up<int64_t>(groups.largest() * e, 64);
   const typename Tiles::Layout layout(groups.largest(), m, n, d, e);
-  const AttnScratch<T> scratch(threads, sums_size + layout.size);
+  const AttnScratch<T> scratch(threads, acc_size + layout.size);
   const AttnTotals<T, S> totals(by_blocks ? batch * m * e : 0);
   std::atomic<bool> failed{false};
   AttnTickets tickets(by_blocks ? batch * row_groups : 0, failed);
@@ -170,8 +170,8 @@ void attn_forward_by(const AttnForwardArgs<S>& args, const Parallel& parallel) {
         const auto attn = args.attn[b];
         const auto output = args.output[b].block(i, 0, rows, e);
 
-        T* sums = scratch[thread];
-        Tiles tiles(layout, sums + sums_size);
+        T* acc = scratch[thread];
+        Tiles tiles(layout, acc + acc_size);
         const auto begin = by_blocks ? col_group * ATTN_BLOCK : 0;
         const auto end = by_blocks ? std::min(n, begin + ATTN_BLOCK) : n;
         const auto forward = [&](auto* out) {
@@ -192,15 +192,15 @@ void attn_forward_by(const AttnForwardArgs<S>& args, const Parallel& parallel) {
           forward(output.data);
           return;
         }
-        forward(sums);
+        forward(acc);
         if (by_blocks) {
           T* total = totals(output, (b * m + i) * e);
           tickets.wait(place, col_group);
-          add_sum(col_group == 0, total, sums, rows * e);
-          sums = total;
+          add_sum(col_group == 0, total, acc, rows * e);
+          acc = total;
         }
         if (!std::is_same_v<T, S> && col_group == col_groups - 1) {
-          convert(output.data, sums, rows * e);
+          convert(output.data, acc, rows * e);
         }
         if (by_blocks) {
           tickets.next(place);

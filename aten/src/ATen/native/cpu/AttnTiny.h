@@ -1,6 +1,6 @@
 #pragma once
 
-#include <ATen/native/cpu/AttnVec.h>
+#include <ATen/native/cpu/AttnCopy.h>
 
 #include <cmath>
 
@@ -15,7 +15,8 @@ class AttnTiny {
   using T = at::opmath_type<S>;
   static constexpr int64_t MAX_SIZE = 64; // of attn
 
-  static bool fits(int64_t m, int64_t n, int64_t d, int64_t e) {
+  static bool fits(const AttnSizes& sizes) {
+    const auto [batch, m, n, d, e] = sizes;
     return m * n <= MAX_SIZE && m * n * (d + e) <= 4 * MAX_SIZE;
   }
 

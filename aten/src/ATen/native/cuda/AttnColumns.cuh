@@ -7,6 +7,7 @@
 // come into shared memory while it computes. No two blocks add to the same sum:
 // nothing depends on their order.
 
+#include <ATen/native/cuda/AttnScores.cuh>
 #include <ATen/native/cuda/AttnTiles.cuh>
 
 namespace at::native::attn_tiles {
@@ -115,7 +116,7 @@ __global__ void __launch_bounds__(
   const uint32_t v_row =
       V::place(v_tile, group * tall * 16 + lane % 16, lane / 16);
   // The one that is wanted, or grad_k; and grad_v, if both are.
-  Part<float> sums[tall][width / 8] = {}, grad_v[tall][width / 8] = {};
+  Part<float> acc[tall][width / 8] = {}, grad_v[tall][width / 8] = {};
   for (int row = 0, stage = 0; row < args.m; row += Size::rows, stage ^= 1) {
     wait<0>();
     __syncthreads();
@@ -158,8 +159,9 @@ __global__ void __launch_bounds__(
         for (int i = 0; i < tall; ++i) {
 #pragma unroll
           for (int x = 0; x < 4; ++x) { // below + 2 j
-            const float (&of)[2] = s[i][x / 2][x % 2];
-            p[i][x] = grad_scores<T>(of[0], of[1], a[i][x], ga[i][x]);
+            const float (&score)[2] = s[i][x / 2][x % 2];
+            p[i][x] =
+                ScoreGradient<T>::make(score[0], score[1], a[i][x], ga[i][x]);
             // Beyond m there may be an inf * 0, which must not meet q's zeros.
             p[i][x] = keep_below(
                 p[i][x],
@@ -176,8 +178,8 @@ __global__ void __launch_bounds__(
         load_transposed(b, Q::place_from(tile + row_of_sums, part, c));
 #pragma unroll
         for (int i = 0; i < tall; ++i) {
-          mma<T>(sums[i][c], p[i], b[0], b[1]);
-          mma<T>(sums[i][c + 1], p[i], b[2], b[3]);
+          mma<T>(acc[i][c], p[i], b[0], b[1]);
+          mma<T>(acc[i][c + 1], p[i], b[2], b[3]);
         }
       }
       if constexpr (both) {
@@ -198,7 +200,7 @@ __global__ void __launch_bounds__(
   if constexpr (across > 1) {
 #pragma unroll
     for (int i = 0; i < tall; ++i) {
-      add_across<across>(sums[i], v_tile);
+      add_across<across>(acc[i], v_tile);
       if constexpr (both) {
         add_across<across>(grad_v[i], v_tile);
       }
@@ -216,14 +218,14 @@ __global__ void __launch_bounds__(
       const int64_t at = sample * static_cast<int64_t>(args.n) + column;
       if (column < args.n) {
         const int size = of_k ? args.d : args.e;
-        store_sums<T, width>(
+        store_acc<T, width>(
             (of_k ? args.grad_k : args.grad_v) + at * size,
-            sums[i],
+            acc[i],
             below,
             size);
       }
       if (both && column < args.n) {
-        store_sums<T, width>(
+        store_acc<T, width>(
             args.grad_v + at * args.e, grad_v[i], below, args.e);
       }
     }

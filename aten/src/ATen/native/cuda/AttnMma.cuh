@@ -83,15 +83,6 @@ __device__ inline void copy_async_if(
       : "memory");
 }
 
-__device__ inline void store_shared(uint32_t to, uint4 x) {
-  asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(to),
-               "r"(x.x),
-               "r"(x.y),
-               "r"(x.z),
-               "r"(x.w)
-               : "memory");
-}
-
 __device__ inline void store_shared(uint32_t to, float x) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(x) : "memory");
 }
@@ -128,20 +119,6 @@ template <>
 __device__ inline uint32_t pack<__half>(float x, float y) {
   const __half2 both = __floats2half2_rn(x, y);
   return *reinterpret_cast<const uint32_t*>(&both);
-}
-
-template <typename T>
-__device__ inline float2 unpack(uint32_t both);
-
-template <>
-__device__ inline float2 unpack<__nv_bfloat16>(uint32_t both) {
-  return make_float2(
-      __uint_as_float(both << 16), __uint_as_float(both & 0xffff0000));
-}
-
-template <>
-__device__ inline float2 unpack<__half>(uint32_t both) {
-  return __half22float2(*reinterpret_cast<const __half2*>(&both));
 }
 
 // tanh with a relative error of up to 2^-11.

@@ -29,6 +29,11 @@ struct RowSweep {
   static constexpr int shared = 2 * rows * width + 4 * tile;
 };
 
+// What the backward reads of attn and its gradient, and makes of them: see
+// AttnScores.cuh.
+template <typename T>
+struct ScoreGradient;
+
 template <typename T, bool backward>
 struct RowArgs {
   Batch batch;
@@ -126,9 +131,10 @@ __global__ void __launch_bounds__(
       // They come while S is multiplied.
       uint4 a[tall][2] = {}, ga[tall][2] = {};
       if constexpr (backward) {
-        load_rows<T>(a, attn, args.attn, left, c0, args.n);
+        using Gradient = ScoreGradient<T>;
+        Gradient::load(a, attn, args.attn, left, c0, args.n);
         if (grad_attn) {
-          load_rows<T>(ga, grad_attn, args.grad_attn, left, c0, args.n);
+          Gradient::load(ga, grad_attn, args.grad_attn, left, c0, args.n);
         }
       }
       Part<float> s[tall][4] = {};
@@ -161,10 +167,14 @@ __global__ void __launch_bounds__(
                          gs[4] = {g.x, g.y, g.z, g.w};
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
-            const float (&of)[2] = s[i][j][below];
-            p[i][below][j] =
-                backward ? grad_scores<T>(of[0], of[1], as[j], gs[j])
-                         : pack<T>(tanh_for<T>(of[0]), tanh_for<T>(of[1]));
+            const float (&score)[2] = s[i][j][below];
+            if constexpr (backward) {
+              p[i][below][j] =
+                  ScoreGradient<T>::make(score[0], score[1], as[j], gs[j]);
+            } else {
+              p[i][below][j] =
+                  pack<T>(tanh_for<T>(score[0]), tanh_for<T>(score[1]));
+            }
           }
         }
       }
@@ -216,7 +226,7 @@ __global__ void __launch_bounds__(
     for (int below = 0; below < 2; ++below) {
       const int64_t down = row + 16 * i + 8 * below;
       if (down < args.m) {
-        store_sums<T, width>(
+        store_acc<T, width>(
             args.z + (sample * static_cast<int64_t>(args.m) + down) * args.e,
             z[i],
             below,

@@ -6,7 +6,6 @@
 #include <ATen/native/cuda/AttnMma.cuh>
 
 #include <cstdint>
-#include <cstring>
 #include <type_traits>
 #include <utility>
 
@@ -146,83 +145,13 @@ struct Loader {
   }
 };
 
-// The first `count` elements of 16 bytes; the others are zero.
-template <typename T>
-__device__ inline uint4 gather(const T* from, int64_t stride, int count) {
-  constexpr int per = 16 / sizeof(T);
-  T x[per];
-#pragma unroll
-  for (int i = 0; i < per; ++i) {
-    x[i] = i < count ? from[i * stride] : T{};
-  }
-  uint4 all;
-  memcpy(&all, x, sizeof(all));
-  return all;
-}
-
-// 16 bytes of attn, or its gradient, from column c on, of n, in a thread's two
-// rows of each of `tall` tiles; m rows are left. They are read once.
-template <typename T, int tall>
-__device__ inline void load_rows(
-    uint4 (&to)[tall][2],
-    const T* row,
-    const Scores<const T>& of,
-    int m,
-    int c,
-    int n) {
-  const auto each = [&](const auto& load) {
-#pragma unroll
-    for (int i = 0; i < 2 * tall; ++i) {
-      to[i / 2][i % 2] = load(row + 8 * i * of.row, 8 * i < m ? n : 0);
-    }
-  };
-  if (of.aligned) {
-    each([&](const T* at, int n) {
-      return c < n ? __ldcs(reinterpret_cast<const uint4*>(at + c))
-                   : make_uint4(0, 0, 0, 0);
-    });
-  } else {
-    each([&](const T* at, int n) {
-      return gather(at + c * of.column, of.column, n - c);
-    });
-  }
-}
-
-// The same as Loader, of attn or its gradient, whose rows may not be as an
-// operand's.
-template <typename T, typename Layout, int width, int threads>
-struct ScoreLoader {
-  using Aligned = Loader<T, Layout, width, threads>;
-  const Scores<const T>& of;
-  int n; // columns left
-  Aligned aligned;
-
-  __device__ ScoreLoader(const T* data, const Scores<const T>& of_, int n_)
-      : of(of_), n(n_), aligned(data, of_.row, n_) {}
-
-  __device__ void load(uint32_t tile, int first, int m) const {
-    if (of.aligned) {
-      aligned.load(tile, first, m);
-      return;
-    }
-    const int c = threadIdx.x % Aligned::chunks * Aligned::per;
-    const T* at = aligned.from + first * of.row + c * (of.column - 1);
-#pragma unroll 1
-    for (int down = 0; down < Layout::rows; down += Aligned::step) {
-      const int left = aligned.row + down < m ? n - c : 0;
-      store_shared(
-          Layout::place_from(tile + aligned.to, down, 0),
-          gather(at + down * of.row, of.column, left));
-    }
-  }
-};
-
-// To the same places of attn, which is contiguous.
+// 16 bytes of attn, which is contiguous, from column c on, of n, in a thread's
+// two rows of each of `tall` tiles; m rows are left.
 template <typename T, int tall>
 __device__ inline void store_rows(
     T* row,
     const uint32_t (&x)[tall][2][4],
-    const Scores<T>& of,
+    const Scores<T>& scores,
     int m,
     int c,
     int n) {
@@ -230,11 +159,11 @@ __device__ inline void store_rows(
 #pragma unroll
     for (int i = 0; i < 2 * tall; ++i) {
       if (8 * i < m) {
-        store(row + 8 * i * of.row + c, x[i / 2][i % 2]);
+        store(row + 8 * i * scores.row + c, x[i / 2][i % 2]);
       }
     }
   };
-  if (!of.aligned) {
+  if (!scores.aligned) {
     each([&](T* at, const uint32_t (&words)[4]) {
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
@@ -256,13 +185,13 @@ __device__ inline void store_rows(
 // This thread's columns, of `width`, of a row of sums: row lane / 4 of a tile,
 // or 8 `below` it.
 template <typename T, int width>
-__device__ inline void store_sums(
-    T* row, const Part<float> (&sums)[width / 8], int below, int d) {
+__device__ inline void store_acc(
+    T* row, const Part<float> (&acc)[width / 8], int below, int d) {
   auto* to = reinterpret_cast<uint16_t*>(row);
 #pragma unroll
   for (int c = 0; c < width / 8; ++c) {
     const int at = 8 * c + 2 * (threadIdx.x % 4);
-    const uint32_t both = pack<T>(sums[c][below][0], sums[c][below][1]);
+    const uint32_t both = pack<T>(acc[c][below][0], acc[c][below][1]);
     if (at + 1 < d && d % 2 == 0) {
       *reinterpret_cast<uint32_t*>(to + at) = both;
     } else if (at < d) {
@@ -277,10 +206,10 @@ __device__ inline void store_sums(
 // To the first warp's sums of `across` neighbours those of the others, in their
 // order, by way of shared memory that holds nothing any more.
 template <int across, typename T, int count>
-__device__ inline void add_across(Part<T> (&sums)[count], uint32_t room) {
+__device__ inline void add_across(Part<T> (&acc)[count], uint32_t room) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const auto place_of = [&](int of, int c, int i, int j) {
-    const int at = ((of * count + c) * 2 + i) * 2 + j;
+  const auto place_of = [&](int w, int c, int i, int j) {
+    const int at = ((w * count + c) * 2 + i) * 2 + j;
     return room + (at * 32 + lane) * static_cast<uint32_t>(sizeof(T));
   };
   __syncthreads();
@@ -289,8 +218,8 @@ __device__ inline void add_across(Part<T> (&sums)[count], uint32_t room) {
     for (int c = 0; c < count; ++c) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        store_shared(place_of(warp, c, i, 0), sums[c][i][0]);
-        store_shared(place_of(warp, c, i, 1), sums[c][i][1]);
+        store_shared(place_of(warp, c, i, 0), acc[c][i][0]);
+        store_shared(place_of(warp, c, i, 1), acc[c][i][1]);
       }
     }
   }
@@ -304,7 +233,7 @@ __device__ inline void add_across(Part<T> (&sums)[count], uint32_t room) {
         for (int i = 0; i < 2; ++i) {
 #pragma unroll
           for (int j = 0; j < 2; ++j) {
-            sums[c][i][j] += load_shared<T>(place_of(warp + other, c, i, j));
+            acc[c][i][j] += load_shared<T>(place_of(warp + other, c, i, j));
           }
         }
       }
@@ -328,14 +257,6 @@ template <>
 __device__ inline float tanh_for<__half>(float x) {
   const float y = 1 - __fdividef(2, __expf(2 * x) + 1);
   return fabsf(x) < 0x1p-6f ? x : y;
-}
-
-// (s + grad_attn) ∘ (1 - attn²) for two elements.
-template <typename T>
-__device__ inline uint32_t grad_scores(
-    float s0, float s1, uint32_t attn, uint32_t grad_attn) {
-  const float2 a = unpack<T>(attn), g = unpack<T>(grad_attn);
-  return pack<T>((s0 + g.x) * (1 - a.x * a.x), (s1 + g.y) * (1 - a.y * a.y));
 }
 
 // Of two elements at `i` and `i + 1`, those below n; zeros for the others.

@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(WideColumnSweep<T, width, across>::threads, 2)
   const uint32_t factor = of_k ? 0 : Size::Q::bytes;
   const int factor_row = of_k ? Size::by_rows : Size::by_columns;
   // That one, or grad_k; and grad_v, if both are wanted.
-  Part<T> sums[width / 8] = {}, grad_v[width / 8] = {};
+  Part<T> acc[width / 8] = {}, grad_v[width / 8] = {};
   for (int row = 0, stage = 0; row < args.m; row += Size::rows, stage ^= 1) {
     wait<0>();
     __syncthreads();
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(WideColumnSweep<T, width, across>::threads, 2)
     Part<T> a[parts], p[parts];
 #pragma unroll
     for (int part = 0; part < parts; ++part) {
-      Sums<T, precision> s;
+      Accumulator<T, precision> s;
       if (of_k && has_output) {
 #pragma unroll 4
         for (int c = 0; c < width; c += 8) {
@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(WideColumnSweep<T, width, across>::threads, 2)
     // Summed apart: see attn_wide_rows.
 #pragma unroll
     for (int c = 0; c < width / 8; ++c) {
-      Sums<T, precision> of_p, of_a;
+      Accumulator<T, precision> of_p, of_a;
 #pragma unroll
       for (int part = 0; part < parts; ++part) {
         T b[2], d[2];
@@ -171,7 +171,7 @@ __global__ void __launch_bounds__(WideColumnSweep<T, width, across>::threads, 2)
       for (int i = 0; i < 2; ++i) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          sums[c][i][h] += of_p.value(i, h);
+          acc[c][i][h] += of_p.value(i, h);
           grad_v[c][i][h] += of_a.value(i, h);
         }
       }
@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(WideColumnSweep<T, width, across>::threads, 2)
   }
 
   if constexpr (across > 1) {
-    add_across<across>(sums, v_tile);
+    add_across<across>(acc, v_tile);
     if constexpr (both) {
       add_across<across>(grad_v, v_tile);
     }
@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(WideColumnSweep<T, width, across>::threads, 2)
       if (at < args.n) {
         const int size = of_k ? args.d : args.e;
         T* to = (of_k ? args.grad_k : args.grad_v) + line * size;
-        store_two(to, sums[c][i], first, size, size % 2 == 0);
+        store_two(to, acc[c][i], first, size, size % 2 == 0);
       }
       if (both && at < args.n) {
         T* to = args.grad_v + line * args.e;

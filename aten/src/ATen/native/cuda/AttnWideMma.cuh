@@ -41,13 +41,13 @@ __device__ inline void mma(
 }
 
 // x with the 11 bits of a significand that tensor cores take.
-__device__ inline float rounded(float x) {
+__device__ inline float to_tf32(float x) {
   uint32_t bits;
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
   return __uint_as_float(bits);
 }
 
-__device__ inline double rounded(double x) {
+__device__ inline double to_tf32(double x) {
   return x;
 }
 

@@ -88,13 +88,13 @@ __global__ void __launch_bounds__(WideRowSweep<T, width, across>::threads, 2)
         load_parts(grad, grad_attn, args.grad_attn, left, c0, args.n);
       }
     }
-    Sums<T, precision> s[tiles];
+    Accumulator<T, precision> s[tiles];
     if (few) {
 #pragma unroll
       for (int j = 0; j < tiles; ++j) {
         const uint32_t y_row =
             y_tile + (first + 8 * j + 2 * t) * by_columns * sizeof(T);
-        add_exactly<T, by_columns>(s[j].of, x_row, y_row, args.d);
+        add_exactly<T, by_columns>(s[j].acc, x_row, y_row, args.d);
       }
     } else {
 #pragma unroll
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(WideRowSweep<T, width, across>::threads, 2)
     // Summed apart from z, whose additions are rounded: tensor cores cut off.
 #pragma unroll
     for (int c = 0; c < width / 8; ++c) {
-      Sums<T, precision> sums;
+      Accumulator<T, precision> acc;
 #pragma unroll
       for (int j = 0; j < tiles; ++j) {
         T b[2];
@@ -151,12 +151,12 @@ __global__ void __launch_bounds__(WideRowSweep<T, width, across>::threads, 2)
           b[h] = load_shared<T>(
               w_tile + (r * Size::by_rows + 8 * c + g) * sizeof(T));
         }
-        sums.add(p[j], b);
+        acc.add(p[j], b);
       }
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        z[c][i][0] += sums.value(i, 0);
-        z[c][i][1] += sums.value(i, 1);
+        z[c][i][0] += acc.value(i, 0);
+        z[c][i][1] += acc.value(i, 1);
       }
     }
   }

@@ -22,8 +22,8 @@ __device__ inline float high(float x) {
 }
 
 // What is summed apart from it is finite only if `of` is: an inf has no lo.
-__device__ inline float with_rest(float of, float rest) {
-  return of - of == 0 ? of + rest : of;
+__device__ inline float with_rest(float acc, float rest) {
+  return acc - acc == 0 ? acc + rest : acc;
 }
 
 // As Across is. Split products take longer than what smaller blocks read anew;
@@ -39,8 +39,8 @@ using WideAcross = std::conditional_t<
         std::integer_sequence<int, 1, 2>>>;
 
 template <typename T, Precision precision>
-struct Sums {
-  Part<T> of = {}, rest = {};
+struct Accumulator {
+  Part<T> acc = {}, rest = {};
 
   // With `round` for long sums: tensor cores cut off what they add to.
   template <bool round = false>
@@ -65,26 +65,26 @@ struct Sums {
         mma(sum, hi, hi_b);
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-          of[0][j] += sum[0][j];
-          of[1][j] += sum[1][j];
+          acc[0][j] += sum[0][j];
+          acc[1][j] += sum[1][j];
         }
       } else {
-        mma(of, hi, hi_b);
+        mma(acc, hi, hi_b);
       }
     } else {
       const Part<T> x = {
-          {rounded(a[0][0]), rounded(a[0][1])},
-          {rounded(a[1][0]), rounded(a[1][1])}};
-      const T y[2] = {rounded(b[0]), rounded(b[1])};
-      mma(of, x, y);
+          {to_tf32(a[0][0]), to_tf32(a[0][1])},
+          {to_tf32(a[1][0]), to_tf32(a[1][1])}};
+      const T y[2] = {to_tf32(b[0]), to_tf32(b[1])};
+      mma(acc, x, y);
     }
   }
 
   __device__ T value(int i, int j) const {
     if constexpr (precision == Precision::split) {
-      return with_rest(of[i][j], rest[i][j]);
+      return with_rest(acc[i][j], rest[i][j]);
     } else {
-      return of[i][j];
+      return acc[i][j];
     }
   }
 };
@@ -141,7 +141,7 @@ template <typename T, int tiles>
 __device__ inline void load_parts(
     Part<T> (&to)[tiles],
     const T* row,
-    const Scores<const T>& of,
+    const Scores<const T>& scores,
     int m,
     int c,
     int n) {
@@ -150,11 +150,11 @@ __device__ inline void load_parts(
     for (int j = 0; j < tiles; ++j) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        load(to[j][i], row + 8 * i * of.row, c + 8 * j, 8 * i < m ? n : 0);
+        load(to[j][i], row + 8 * i * scores.row, c + 8 * j, 8 * i < m ? n : 0);
       }
     }
   };
-  if (of.aligned) {
+  if (scores.aligned) {
     each([&](T(&x)[2], const T* at, int c, int n) {
       if (c < n) {
         load_pair(x, at + c);
@@ -166,7 +166,7 @@ __device__ inline void load_parts(
     each([&](T(&x)[2], const T* at, int c, int n) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        x[h] = c + h < n ? at[(c + h) * of.column] : T(0);
+        x[h] = c + h < n ? at[(c + h) * scores.column] : T(0);
       }
     });
   }
@@ -177,7 +177,7 @@ template <typename T, int tiles>
 __device__ inline void store_parts(
     T* row,
     const Part<T> (&x)[tiles],
-    const Scores<T>& of,
+    const Scores<T>& scores,
     int m,
     int c,
     int n) {
@@ -186,11 +186,11 @@ __device__ inline void store_parts(
     for (int j = 0; j < tiles; ++j) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        store(row + 8 * i * of.row, x[j][i], c + 8 * j, 8 * i < m ? n : 0);
+        store(row + 8 * i * scores.row, x[j][i], c + 8 * j, 8 * i < m ? n : 0);
       }
     }
   };
-  if (of.aligned) {
+  if (scores.aligned) {
     each([&](T* at, const T(&two)[2], int c, int n) {
       if (c < n) {
         store_pair(at + c, two);

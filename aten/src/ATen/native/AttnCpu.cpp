@@ -1,0 +1,38 @@
+#define TORCH_ASSERT_ONLY_METHOD_OPERATORS
+#include <ATen/core/Tensor.h>
+#include <ATen/native/Attn.h>
+#include <ATen/native/AttnHugePages.h>
+#include <ATen/native/cpu/AttnKernel.h>
+
+#ifndef AT_PER_OPERATOR_HEADERS
+#include <ATen/Functions.h>
+#include <ATen/NativeFunctions.h>
+#else
+#include <ATen/ops/attn_native.h>
+#include <ATen/ops/empty.h>
+#endif
+
+#include <tuple>
+
+namespace at::native {
+
+DEFINE_DISPATCH(attn_stub);
+
+// attn = tanh(q kᵀ), output = attn v by the CPU's kernel. Complex inputs are
+// left to the composed maths.
+std::tuple<Tensor, Tensor> attn_cpu(
+    const Tensor& q, const Tensor& k, const Tensor& v) {
+  if (!isFloatingType(q.scalar_type())) {
+    return native::attn(q, k, v);
+  }
+  check_attn_inputs(q, k, v, q.sym_sizes(), k.sym_sizes(), v.sym_sizes());
+  DimVector sizes(q.sizes());
+  sizes.back() = v.size(-1);
+  auto output = at::empty(sizes, q.options());
+  sizes.back() = k.size(-2);
+  auto attn = empty_in_huge_pages(sizes, q.options());
+  attn_stub(kCPU, output, attn, q, k, v);
+  return std::make_tuple(std::move(output), std::move(attn));
+}
+
+} // namespace at::native

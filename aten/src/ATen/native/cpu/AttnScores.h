@@ -1,0 +1,158 @@
+#pragma once
+
+#include <ATen/native/cpu/AttnDot.h>
+#include <ATen/native/cpu/AttnFma.h>
+#include <ATen/native/cpu/AttnSchedule.h>
+
+namespace at::native {
+inline namespace CPU_CAPABILITY {
+
+// C (M x N) = A (M x K) Bᵀ, with B (N x K): q kᵀ, or grad_output vᵀ, of a tile.
+// Transposing B for the micro-kernel is worth it for many rows of A and many of
+// B only. Of very few of either and many terms, C or Cᵀ is dot products; of few
+// of A, A is transposed in B's place: Cᵀ = B Aᵀ.
+template <typename S>
+class AttnScores {
+ public:
+  using T = at::opmath_type<S>;
+
+  enum class Way { panels, dots, dots_swapped, panels_swapped };
+
+  // Of scratch memory, in elements of T.
+  struct Layout {
+    Way way;
+    bool keeps; // the panels of all of B
+    int64_t kc; // terms that are summed at once
+    int64_t strip, panels, swapped;
+
+    // For A of at most `rows` rows, some of `m`, by which the order of
+    // sums goes. Of a B that several A are multiplied with, the panels are
+    // kept if they are not too large. `least` is how large their memory is at
+    // least.
+    Layout(
+        ScratchLayout& scratch,
+        int64_t m,
+        int64_t rows,
+        int64_t cols,
+        int64_t terms,
+        bool several,
+        int64_t least)
+        : way(way_of(m, cols, terms)),
+          keeps(several && terms <= KEPT_TERMS),
+          kc(std::min(cols <= Fma::LANES ? ATTN_TERMS : ATTN_BLOCK, terms)) {
+      strip = scratch.add(std::max(Fma::MR, AttnDot<S>::MAX_ROWS) * kc);
+      panels = scratch.add(
+          std::max(
+              least,
+              Fma::packed_size(keeps ? terms : kc, std::max(rows, cols))));
+      const bool swaps = way == Way::dots_swapped || way == Way::panels_swapped;
+      swapped = scratch.add(
+          swaps ? at::round_up(cols, Fma::MR) * swapped_ld(rows) : 0);
+    }
+  };
+
+  AttnScores(const Layout& layout, T* scratch)
+      : layout_(layout),
+        strip_(scratch + layout.strip),
+        panels_(scratch + layout.panels),
+        swapped_(scratch + layout.swapped) {}
+
+  // Memory that is free between products if no panels are kept.
+  T* panels() const {
+    return panels_;
+  }
+
+  // C = A Bᵀ; `next` if B is that of the product before. Writes rows of C as
+  // AttnFma does.
+  void product(
+      bool next,
+      const Matrix<const S>& a,
+      const Matrix<const S>& b,
+      T* c,
+      int64_t ldc) {
+    for (int64_t i = 0; a.cols == 0 && i < a.rows; ++i) {
+      std::fill_n(c + i * ldc, b.rows, T(0));
+    }
+    for (int64_t p = 0; p < a.cols; p += layout_.kc) {
+      const auto terms = std::min(layout_.kc, a.cols - p);
+      const auto left = a.block(0, p, a.rows, terms);
+      const auto right = b.block(0, p, b.rows, terms);
+      if (layout_.way == Way::dots) {
+        add_dots(p > 0, left, right, c, ldc);
+        continue;
+      }
+      if (layout_.way == Way::dots_swapped) {
+        add_dots(p > 0, right, left, swapped_, swapped_ld(a.rows));
+        continue;
+      }
+      if (layout_.way == Way::panels_swapped) {
+        const auto panels = Fma::pack(panels_, left.t());
+        const auto ld = swapped_ld(a.rows);
+        Fma::product_of_strips(
+            p > 0, right, panels, a.rows, strip_, swapped_, ld);
+        continue;
+      }
+      T* panels = panels_;
+      if (layout_.keeps) {
+        panels += p * at::round_up(b.rows, Fma::LANES);
+      }
+      if (!next || !layout_.keeps) {
+        Fma::pack(panels, right.t());
+      }
+      const typename Fma::Right packed{nullptr, 0, 0, panels, terms};
+      Fma::product_of_strips(p > 0, left, packed, b.rows, strip_, c, ldc);
+    }
+    const bool swapped =
+        layout_.way == Way::dots_swapped || layout_.way == Way::panels_swapped;
+    if (swapped && a.cols > 0) {
+      transpose(swapped_, swapped_ld(a.rows), c, ldc, b.rows, a.rows);
+    }
+  }
+
+ private:
+  using Fma = AttnFma<T>;
+  static constexpr int64_t KEPT_TERMS = 1024;
+  static constexpr int64_t FEW_ROWS = 96;
+
+  // Depends on nothing else, as the order of sums does.
+  static Way way_of(int64_t m, int64_t cols, int64_t terms) {
+    if (AttnDot<S>::fits(m, terms)) {
+      return Way::dots;
+    }
+    if (2 * cols <= Fma::LANES && AttnDot<S>::fits(cols, terms)) {
+      return Way::dots_swapped;
+    }
+    if (m <= FEW_ROWS && terms >= std::max<int64_t>(m, 64)) {
+      return Way::panels_swapped;
+    }
+    return Way::panels;
+  }
+
+  static int64_t swapped_ld(int64_t rows) {
+    return at::round_up(rows, Fma::LANES) + Fma::LANES;
+  }
+
+  // The rows of B are read where they are or, if they aren't dense, copied: the
+  // order of sums must not depend on that.
+  void add_dots(
+      bool add,
+      const Matrix<const S>& a,
+      const Matrix<const S>& b,
+      T* c,
+      int64_t ldc) {
+    copy_rows(strip_, a.cols, a);
+    if (b.col_stride == 1) {
+      AttnDot<S>::product(a.rows, strip_, a.cols, b, add, c, ldc);
+      return;
+    }
+    copy_rows(panels_, b.cols, b);
+    const Matrix<const T> copy{panels_, b.rows, b.cols, b.cols, 1};
+    AttnDot<T>::product(a.rows, strip_, a.cols, copy, add, c, ldc);
+  }
+
+  Layout layout_;
+  T *strip_, *panels_, *swapped_;
+};
+
+} // namespace CPU_CAPABILITY
+} // namespace at::native

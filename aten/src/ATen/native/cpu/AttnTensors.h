@@ -1,0 +1,64 @@
+#pragma once
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/native/cpu/AttnMatrix.h>
+#include <c10/util/irange.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+// What ties the kernels of attn to ATen: its tensors and its threads.
+
+namespace at::native {
+inline namespace CPU_CAPABILITY {
+
+// The threads of ATen.
+struct AttnParallel {
+  // As many as there is work for.
+  int64_t threads(double work) const {
+    constexpr double WORK_OF_ONE = 1 << 18;
+    if (at::in_parallel_region()) {
+      return 1;
+    }
+    return std::clamp<int64_t>(
+        static_cast<int64_t>(std::min(work / WORK_OF_ONE, 1e6)),
+        1,
+        at::get_num_threads());
+  }
+
+  // fn(thread) on each of some threads
+  template <typename F>
+  void run(int64_t threads, const F& fn) const {
+    at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
+      for (const auto thread : c10::irange(begin, end)) {
+        fn(thread);
+      }
+    });
+  }
+};
+
+template <typename S>
+MatrixBatch<S> batch_of(const Tensor& x) {
+  if (!x.defined()) {
+    return {};
+  }
+  S* data;
+  if constexpr (std::is_const_v<S>) {
+    data = x.const_data_ptr<std::remove_const_t<S>>();
+  } else {
+    data = x.mutable_data_ptr<S>();
+  }
+  return {data, x.sizes().data(), x.strides().data(), x.dim()};
+}
+
+inline AttnSizes sizes_of(
+    const Tensor& q, const Tensor& v, const Tensor& attn) {
+  const auto m = q.size(-2), n = v.size(-2);
+  const auto batch = m * n == 0 ? 0 : attn.numel() / (m * n);
+  return {batch, m, n, q.size(-1), v.size(-1)};
+}
+
+} // namespace CPU_CAPABILITY
+} // namespace at::native

@@ -1,0 +1,174 @@
+# Owner(s): ["module: intel"]
+
+"""attn in bfloat16 and half by oneDNN's products: what it asks of them, and how many it keeps."""
+
+import json
+import os
+import random
+import sys
+import tempfile
+import unittest
+
+from test_attn_kernel import (
+    both_ways,
+    by_edge,
+    EDGES,
+    in_process,
+    KernelTestCase,
+    memory,
+    printed_by,
+    run_edges,
+)
+
+import torch
+from torch.testing._internal.common_device_type import (
+    dtypes,
+    instantiate_device_type_tests,
+)
+from torch.testing._internal.common_utils import IS_LINUX, run_tests, TEST_WITH_ASAN
+
+
+# How many kernels cpublas keeps for each thread, and what they may take of memory.
+MAX_KERNELS = 625
+KERNEL_SIZE = 2**15
+# Which products the kernel takes for one with a right operand in pairs.
+PRODUCTS = """
+#include <ATen/native/cpu/AttnBrgemm.h>
+
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+
+#include <cstdio>
+#include <stdexcept>
+
+// sums (+)= a x for x(p, j)
+template <typename S, typename F>
+static void multiply(
+    at::native::BrgemmSizes sizes, bool add, const S* a, float* sums, const F& x) {
+  for (int64_t i = 0; i < sizes.rows; ++i) {
+    for (int64_t j = 0; j < sizes.cols; ++j) {
+      float& sum = sums[i * at::native::ATTN_LD + j];
+      sum = add ? sum : 0;
+      for (int64_t p = 0; p < sizes.terms; ++p) {
+        sum += float(a[i * at::native::ATTN_LD + p]) * float(x(p, j));
+      }
+    }
+  }
+}
+
+template <typename S>
+static void print() {
+  using Sizes = at::native::BrgemmSizes;
+  const auto pairs = [](Sizes n, bool add, const S* a, const S* x, float* y) {
+    multiply(n, add, a, y, [&](int64_t p, int64_t j) {
+      return x[p / 2 * 2 * n.cols + 2 * j + p % 2];
+    });
+  };
+  const auto plain = [](Sizes n, bool add, const S* a, const S* x, float* y) {
+    multiply(n, add, a, y, [&](int64_t p, int64_t j) { return x[p * n.cols + j]; });
+  };
+  const auto sets = [&](Sizes n, bool, const S* a, const S* x, float* y) {
+    pairs(n, false, a, x, y);
+  };
+  const auto adds = [&](Sizes n, bool, const S* a, const S* x, float* y) {
+    pairs(n, true, a, x, y);
+  };
+  const auto nothing = [](Sizes, bool, const S*, const S*, float*) {};
+  const auto zeros = [](Sizes n, bool, const S*, const S*, float* y) {
+    std::fill_n(y, n.rows * at::native::ATTN_LD, 0.0f);
+  };
+  const auto fails = [](Sizes, bool, const S*, const S*, float*) {
+    throw std::runtime_error("no such instruction");
+  };
+  using at::native::multiplies_pairs;
+  std::printf(
+      "%d %d %d %d %d %d %d\\n",
+      multiplies_pairs<S>(pairs),
+      multiplies_pairs<S>(plain),
+      multiplies_pairs<S>(sets),
+      multiplies_pairs<S>(adds),
+      multiplies_pairs<S>(nothing),
+      multiplies_pairs<S>(zeros),
+      multiplies_pairs<S>(fails));
+}
+
+int main() {
+  print<at::BFloat16>();
+  print<at::Half>();
+}
+"""
+
+
+def kernels(seed=0):
+    """For a process of its own: a line of JSON, of the kernels that oneDNN has made for
+    many shapes, and by how much memory has grown since the first few.
+    """
+    torch.set_num_threads(1)  # each has kernels of its own
+    sizes = random.Random(seed)
+    growth = 0
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)  # where oneDNN writes them to
+        for i in range(200):
+            m, n = sizes.randrange(16, 700), sizes.randrange(32, 700)
+            d, e = (sizes.choice((64, sizes.randrange(16, 1025))) for _ in "de")
+            q, k, v = (
+                torch.zeros(*size, dtype=torch.bfloat16)
+                for size in ((m, d), (n, d), (n, e))
+            )
+            both_ways(q, k, v, *torch.attn(q, k, v), torch.attn(q, k, v).attn)
+            if i == 20:
+                growth = -memory("VmRSS")
+        growth += memory("VmRSS")
+        made = sum(file.startswith("dnnl_dump") for file in os.listdir(folder))
+        os.chdir("/")
+    print(json.dumps((made, growth)))
+
+
+class TestAttnBrgemm(KernelTestCase):
+    # What oneDNN multiplies in these dtypes, where it can, the kernel can as well.
+    @by_edge
+    @dtypes(torch.bfloat16, torch.half)
+    def test_without_onednn(self, device, dtype, case):
+        with torch.backends.mkldnn.flags(enabled=False):
+            self.assert_results(dtype, case)
+            self.assert_exact(dtype, case)
+
+    @unittest.skipIf(TEST_WITH_ASAN, "too slow with ASan")
+    def test_cpu_without_bfloat16(self, device):
+        """oneDNN has AVX-512 then, but no kernel for bfloat16."""
+        report, log = in_process(run_edges, ONEDNN_MAX_CPU_ISA="AVX512_CORE")
+        self.assertGreater(report["tests"], 5 * len(EDGES))
+        self.assertTrue(report["passed"], msg=log)
+
+    # Which right operand oneDNN takes depends on the machine, of which there may be none
+    # here. On one with instructions for half, but not those of AMX, it is not in pairs.
+    @unittest.skipIf(sys.platform == "win32", "the linker's options are those of ELF")
+    def test_which_products_are_in_pairs(self, device):
+        printed = printed_by("products", PRODUCTS)
+        self.assertEqual(printed, 2 * "1 0 0 0 0 0 0\n")
+
+    # cpublas keeps a kernel for each set of sizes and strides as long as the thread lives.
+    @unittest.skipUnless(IS_LINUX, "/proc")
+    @unittest.skipIf(TEST_WITH_ASAN, "ASan has memory of its own")
+    def test_few_kernels(self, device):
+        # Without what malloc keeps of the tensors.
+        environment = {"MALLOC_MMAP_THRESHOLD_": str(2**16), "ONEDNN_JIT_DUMP": "1"}
+        (made, growth), _ = in_process(kernels, **environment)
+        self.assertLessEqual(made, MAX_KERNELS)
+        self.assertLess(growth, MAX_KERNELS * KERNEL_SIZE)
+        with open("/proc/cpuinfo") as file:
+            said = file.read()
+        # On Intel's machines only AMX outruns FMA.
+        pays = "amx_bf16" in said or "GenuineIntel" not in said
+        if (
+            "avx512_bf16" in said
+            and pays
+            and torch.backends.cpu.get_cpu_capability() == "AVX512"
+        ):
+            self.assertGreater(made, 0)
+
+
+instantiate_device_type_tests(TestAttnBrgemm, globals(), only_for="cpu")
+
+if __name__ == "__main__":
+    run_tests()

@@ -1,0 +1,175 @@
+# Owner(s): ["module: cpu"]
+
+"""The products of attn's CPU kernel by themselves: ATen/native/cpu/AttnFma.h."""
+
+import ctypes
+import functools
+import os
+import random
+import sys
+import tempfile
+import unittest
+
+import torch
+from torch.testing._internal.common_utils import (
+    instantiate_parametrized_tests,
+    parametrize,
+    run_tests,
+    TEST_WITH_ASAN,
+    TestCase,
+)
+from torch.utils.cpp_extension import load
+
+
+# Functions that multiply as the kernel does: by its blocks, with A as it is or transposed in
+# memory, or strip by strip. Of what they read beyond A's rows nothing must come of.
+SOURCE = """
+#include <ATen/native/cpu/AttnFma.h>
+
+#include <limits>
+#include <vector>
+
+namespace {
+
+using namespace at::native;
+
+struct Strides {
+  int64_t row, col;
+};
+
+template <typename S>
+void multiply(
+    int way, bool add, int64_t m, int64_t n, int64_t k, const S* a, Strides a_,
+    const S* b, Strides b_, at::opmath_type<S>* c, int64_t ldc) {
+  using T = at::opmath_type<S>;
+  using Fma = AttnFma<T>;
+  const Matrix<const S> left{a, m, k, a_.row, a_.col}, right{b, k, n, b_.row, b_.col};
+  const auto rows = at::round_up(m, Fma::MR);
+  const auto nan = std::numeric_limits<T>::quiet_NaN();
+  std::vector<T> copy(rows * (k + Fma::MR), nan), panels(Fma::packed_size(k, n), nan);
+  if (way == 2) {
+    std::vector<T> sums(rows * (at::round_up(n, Fma::LANES) + Fma::NR), nan);
+    const auto ld = at::round_up(n, Fma::LANES);
+    const auto packed = Fma::pack(panels.data(), right);
+    Fma::product_of_strips(false, left, packed, n, copy.data(), sums.data(), ld);
+    for (int64_t i = 0; i < m; ++i) {
+      add_sum(!add, c + i * ldc, sums.data() + i * ld, n);
+    }
+    return;
+  }
+  const auto operand = Fma::right(panels.data(), right, m, m <= Fma::MR / 2);
+  if (way == 0) {
+    copy_rows(copy.data(), k, left);
+    Fma::product(!add, m, n, {copy.data(), k}, operand, c, ldc);
+  } else {
+    copy_rows(copy.data(), rows, left.t());
+    Fma::product(!add, m, n, {copy.data(), rows, true}, operand, c, ldc);
+  }
+}
+
+} // namespace
+
+#define PRODUCT(S)                                                                    \\
+  extern "C" void product_##S(                                                        \\
+      int way, int add, int64_t m, int64_t n, int64_t k, const void* a, int64_t a_row, \\
+      int64_t a_col, const void* b, int64_t b_row, int64_t b_col, void* c,            \\
+      int64_t ldc) {                                                                  \\
+    multiply<S>(                                                                      \\
+        way, add, m, n, k, static_cast<const S*>(a), {a_row, a_col},                  \\
+        static_cast<const S*>(b), {b_row, b_col},                                     \\
+        static_cast<at::opmath_type<S>*>(c), ldc);                                    \\
+  }
+using bfloat16 = at::BFloat16;
+PRODUCT(float)
+PRODUCT(double)
+PRODUCT(bfloat16)
+"""
+FLAGS = {
+    "DEFAULT": [],
+    "AVX2": ["-mavx2", "-mfma", "-mf16c"],
+    "AVX512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"],
+}
+CAPABILITY = torch.backends.cpu.get_cpu_capability().replace("NO AVX", "DEFAULT")
+# Sizes at which a strip, a vector, a panel or a part of the sum ends, and some that are far
+# from it.
+SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 24, 31, 32, 33, 48, 49, 95, 96, 97, 200)
+NAMES = {torch.float: "float", torch.double: "double", torch.bfloat16: "bfloat16"}
+WAYS = ("blocks", "transposed", "strips")
+
+
+def strided(x, transposed, rng):
+    """A copy of x whose rows, or columns, are some way apart."""
+    x = x.mT if transposed else x
+    room = torch.full((x.shape[0], x.shape[1] + rng.randrange(4)), float("nan"))
+    copy = room.to(x.dtype)[:, : x.shape[1]].copy_(x)
+    return copy.mT if transposed else copy
+
+
+@functools.cache
+def library():
+    """SOURCE, compiled."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = os.path.join(folder, "attn_products.cpp")
+        with open(source, "w") as file:
+            file.write(SOURCE)
+        capability = [
+            f"-DCPU_CAPABILITY={CAPABILITY}",
+            f"-DCPU_CAPABILITY_{CAPABILITY}",
+        ]
+        load(
+            "attn_products",
+            [source],
+            extra_cflags=["-O1", "-w", *capability, *FLAGS[CAPABILITY]],
+            build_directory=folder,
+            is_python_module=False,
+        )
+        return ctypes.CDLL(os.path.join(folder, "attn_products.so"))
+
+
+@unittest.skipIf(CAPABILITY not in FLAGS, "another architecture's")
+@unittest.skipIf(sys.platform == "win32", "the compiler's options are GCC's")
+@unittest.skipIf(TEST_WITH_ASAN, "the library has no sanitizer in it")
+class TestAttnProducts(TestCase):
+    def assert_product(self, dtype, way, add, m, n, k, transposed, rng):
+        """All sums are exact; what is not C stays as it is."""
+        a, b = (torch.randint(-4, 5, size).to(dtype) for size in ((m, k), (k, n)))
+        a, b = (strided(x, t, rng) for x, t in zip((a, b), transposed))
+        wide = torch.double if dtype == torch.double else torch.float
+        room = torch.full((m, n + rng.randrange(20)), 7.0, dtype=wide)
+        expected = room.clone()
+        product = a.double() @ b.double()
+        expected[:, :n] = product + 7 if add else product
+        arguments = (
+            *(ctypes.c_int(x) for x in (WAYS.index(way), add)),
+            *(ctypes.c_int64(x) for x in (m, n, k)),
+            *(
+                y
+                for x in (a, b)
+                for y in (
+                    ctypes.c_void_p(x.data_ptr()),
+                    *map(ctypes.c_int64, x.stride()),
+                )
+            ),
+            ctypes.c_void_p(room.data_ptr()),
+            ctypes.c_int64(room.stride(0)),
+        )
+        getattr(library(), f"product_{NAMES[dtype]}")(*arguments)
+        self.assertEqual(room, expected, rtol=0, atol=0)
+
+    @parametrize("way", WAYS)
+    @parametrize("dtype", tuple(NAMES))
+    def test_product(self, dtype, way):
+        seed = random.SystemRandom().randrange(10**6)
+        rng = random.Random(seed)
+        for _ in range(1500):
+            m, n = (rng.choice(SIZES) for _ in range(2))
+            k = rng.choice((1, 2, 3, 8, 31, 32, 33, 65, 288))
+            add, *transposed = (rng.random() < 0.5 for _ in range(3))
+            with self.subTest(seed=seed, m=m, n=n, k=k, add=add, transposed=transposed):
+                self.assert_product(dtype, way, add, m, n, k, transposed, rng)
+
+
+instantiate_parametrized_tests(TestAttnProducts)
+
+if __name__ == "__main__":
+    run_tests()
