@@ -27,6 +27,8 @@ TRAILER = "Stack-commit"
 PATCH_BEGINS = re.compile(r"^(---|diff -|Index: ).*", re.M)
 # What a suite that does not pass is called in PyTorch's tests; skipIf/skipUnless is not a debt.
 DEBT = re.compile(r"\bunittest\.(expectedFailure|skip)\b|\b(xfail|skip)\(")
+MOST_CODE = 800  # lines that a reviewer takes at once
+COMMENT = re.compile(r"\s*($|//|#(?!\s*(define|el|end|if|include|pragma|undef)))")  # or nothing
 LITTER = re.compile(r"__pycache__|\..*|.*\.egg-info|.*\.pyc")
 
 
@@ -48,6 +50,27 @@ def operators(native: Path) -> list[str]:
     """The public operators that a version of the overlay's NATIVE declares; none if it isn't."""
     text = native.read_text() if native.is_file() else ""
     return re.findall(r"^- func: ([a-z]\w*)[.(]", text, re.M)
+
+
+@dataclass(frozen=True)
+class Added:
+    """Lines that a commit adds; those of code are neither empty nor a comment alone."""
+
+    code: int = 0
+    tests: int = 0
+    docs: int = 0
+
+    def __add__(self, other: Added) -> Added:
+        return Added(self.code + other.code, self.tests + other.tests, self.docs + other.docs)
+
+
+def kind_of(path: str) -> str:
+    """What the lines of a file of the overlay are: the name of one of Added's counts."""
+    if path.startswith(("test/", "torch/testing/")):
+        return "tests"
+    if path.startswith("docs/") or path.endswith("_docs.edit.py"):
+        return "docs"
+    return "code"
 
 
 @dataclass(frozen=True)
@@ -188,6 +211,9 @@ class Stack:
             found += [
                 f"{path}: {t} is still to do" for t in re.findall(rf"TODO\((?:{names})\)", text)
             ]
+        for commit in self.commits if not found else ():
+            if (code := self.added(commit).code) > MOST_CODE:
+                found.append(f"{commit}: {code} lines of code: cut it, reviewers take {MOST_CODE}")
         return list(dict.fromkeys(found))
 
     def _problems_of(self, commit: Commit, before: dict[str, Path], last: dict) -> list[str]:
@@ -226,15 +252,23 @@ class Stack:
             found.append(f"{commit}: commit.md: git am takes '{cut[0]}' for the patch's beginning")
         return found
 
-    def lines_added(self, commit: Commit) -> int:
-        """Lines that the commit adds to the overlay, those of its edits' marks aside."""
+    def added(self, commit: Commit) -> Added:
+        """The lines that the commit adds to the overlay, those of its edits' marks aside."""
         before = self._tree(commit.number - 1)
-        added = 0
+        counts: Counter = Counter()
         for path in commit.files:
             new = Counter(self.file(commit, path).read_text().splitlines())
             old = Counter(before[path].read_text().splitlines()) if path in before else Counter()
-            added += sum(n for line, n in (new - old).items() if "@@ " not in line)
-        return added
+            kind = kind_of(path)
+            for line, n in (new - old).items():
+                if "@@ " not in line and not (kind == "code" and COMMENT.match(line)):
+                    counts[kind] += n
+        return Added(**counts)
+
+    def earlier(self, commit: Commit) -> int:
+        """Lines of the versions that the commit keeps of files that a later commit changes."""
+        own = set(files_under(commit.folder)) - {"commit.md"}
+        return sum(len((commit.folder / path).read_text().splitlines()) for path in own)
 
     def debts(self, number: int) -> Counter:
         """The xfails and skips of the overlay after commit `number`, as (path, line) -> count."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from fork import paths
@@ -24,6 +25,9 @@ HERE = Path(__file__).parent
 REQUIREMENTS = HERE / "requirements.txt"
 # What decides how a commit is tested, beside the commit and its graft.
 RUNNERS = (*(HERE / f"{name}.py" for name in ("files", "results", "run")), REQUIREMENTS)
+
+# What no test of the operator reads.
+UNTESTED = ("benchmarks/", "docs/")
 
 Ran = tuple[list[Result], list[Result]]  # upstream's suites, the operator's own files
 
@@ -45,17 +49,19 @@ def run_upstream(number: int | None, upstream: Path | None, only: Sequence[str] 
 def run_stack(upstream: Path | None) -> list[Row]:
     """Runs the lab's suites and the operator's own files on each commit by itself.
 
-    A commit that went well is not run again until something that it is made of changes.
+    A commit that went well is not run again until something that it is made of changes, nor one
+    that its tests cannot tell from it.
     """
     tree, venv = place(upstream)
     rows = []
     for commit in Stack(paths.ROOT).commits:
         console.rule(f"{commit.folder.name}: {commit.title}", align="left")
-        stamp = paths.BUILD / "stack" / f"{commit.folder.name}.json"
-        key = stack_key(commit, tree)
-        row = Row.read(stamp, key)
+        stamp = paths.BUILD / "stack" / f"{stack_key(commit, tree)}.json"
+        row = Row.read(stamp)
         if row is not None:
-            console.print("  tested already")
+            was = f", as {row.commit}" if row.commit != commit.folder.name else ""
+            console.print(f"  tested already{was}")
+            row = replace(row, commit=commit.folder.name)
         else:
             try:
                 results, owns = run_commit(commit, tree, venv, LAB, keep_wheel=False)
@@ -66,7 +72,7 @@ def run_stack(upstream: Path | None) -> list[Row]:
                 row = Row(commit.folder.name, error=str(e))
                 console.print(f"error: {e}", markup=False)
             if row.ok:
-                row.write(stamp, key)
+                row.write(stamp)
         rows.append(row)
     return rows
 
@@ -123,7 +129,8 @@ def run_commit(
 def stack_key(commit: Commit, upstream: Path) -> str:
     """A hash of what the commit's tests depend on: its files, the graft, the runner."""
     graft = open_graft(suites_release(), commit.number)
-    files = [*(file for _, file in sorted(graft.tree.items())), *RUNNERS]
+    tested = (file for path, file in sorted(graft.tree.items()) if not path.startswith(UNTESTED))
+    files = [*tested, *RUNNERS]
     digest = hashlib.sha256(f"{graft.fingerprint} {upstream}".encode())
     for file in files:
         digest.update(hashlib.sha256(file.read_bytes()).digest())

@@ -97,17 +97,16 @@ class Row:
         failed = self.suites.get("failed", 0) + self.own.get("failed", 0) + self.upstreams_failed
         return not failed and not self.error
 
-    def write(self, file: Path, key: str) -> None:
+    def write(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps({"key": key, "row": asdict(self)}))
+        file.write_text(json.dumps(asdict(self)))
 
     @classmethod
-    def read(cls, file: Path, key: str) -> Row | None:
-        """What was written under the same key; None if it was another, or nothing."""
+    def read(cls, file: Path) -> Row | None:
+        """What was written; None if that is nothing, or not readable."""
         try:
-            stored = json.loads(file.read_text())
-            return cls(**stored["row"]) if stored["key"] == key else None
-        except (OSError, ValueError, KeyError, TypeError):
+            return cls(**json.loads(file.read_text()))
+        except (OSError, ValueError, TypeError):
             return None
 
 

@@ -221,7 +221,7 @@ def runner(tmp_path, source, monkeypatch):
     stand_in(monkeypatch, root)
     (root / "build").mkdir()
     monkeypatch.setattr(commit, "place", lambda upstream: (source, root / "venv"))
-    monkeypatch.setattr(commit, "stack_key", lambda commit, upstream: f"key of {commit.title}")
+    monkeypatch.setattr(commit, "stack_key", lambda commit, upstream: commit.folder.name)
     monkeypatch.setattr(commit, "graft_into", made.graft_into)
     monkeypatch.setattr(commit, "run_suites", made.run)
     monkeypatch.setattr(commit.torchbind, "install", lambda base, *_: made.libraries.append(base))
@@ -291,6 +291,16 @@ def test_a_commit_that_fails_fails_the_stack_and_is_run_again(runner, outcome, r
     runner.ran.clear()
     invoke("test-stack")
     assert [commit for commit, _ in runner.ran] == (["03-op"] if row else [])
+
+
+def test_a_commit_that_no_test_can_tell_from_another_is_not_run(runner, monkeypatch):
+    keys = {"02-script": "a", "03-op": "b", "04-vmap": "b"}
+    key_of = lambda commit, upstream: keys.get(commit.folder.name, "c")  # noqa: E731
+    monkeypatch.setattr(commit, "stack_key", key_of)
+    code, output = invoke("test-stack")
+    assert code == 0 and "tested already, as 03-op" in output
+    assert [commit for commit, _ in runner.ran] == ["02-script", "03-op"]
+    assert "04-vmap 6 6 0 0 0 2 0" in output
 
 
 def test_a_stack_that_is_stopped_goes_on_where_it_was(runner):

@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from fork.errors import ForkError
-from fork.overlay import Stack, Upstream, apply, copy_pristine
+from fork.overlay import Added, Stack, Upstream, apply, copy_pristine
 from fork.tests.conftest import message, write_files
 
 NATIVE = "aten/src/ATen/native/native_functions.edit.yaml"
@@ -20,9 +20,32 @@ def test_trees(repo):
     assert sorted(stack.tree(1)) == ["aten/src/ATen/native/Attn.cpp", NATIVE]
     assert stack.tree(1)[NATIVE] == repo / "stack/01-implicit" / NATIVE
     assert stack.tree()[NATIVE] == repo / NATIVE
-    assert stack.lines_added(stack.commits[1]) == 2
+    assert stack.added(stack.commits[1]) == Added(code=2)
+    assert [stack.earlier(commit) for commit in stack.commits] == [2, 0]
     with pytest.raises(ForkError, match="commits 1 to 2"):
         stack.tree(3)
+
+
+def test_what_is_counted(repo):
+    files = {
+        "aten/src/ATen/native/More.cpp": "// Why.\n#include <x>\n\nint attn; // x\n",
+        "test/test_attn.py": "# Owner(s)\nimport torch\n",
+        "docs/source/notes/attn.md": "# attn\n\nx\n",
+        "torch/_torch_docs.edit.py": "# @@ after: x\n# y\nz\n",
+    }
+    write_files(repo, files)
+    write_files(repo, {"stack/03-more/commit.md": message(sorted(files))})
+    stack = Stack(repo)
+    added = stack.added(stack.commits[2])
+    assert added == Added(code=2, tests=2, docs=5)
+    assert added + added == Added(code=4, tests=4, docs=10)
+
+
+def test_a_commit_of_too_much_code(repo):
+    lines = "".join(f"int attn{i};\n" for i in range(801))
+    write_files(repo, {"aten/src/ATen/native/Attn.cpp": lines})
+    (found,) = Stack(repo).problems()
+    assert found == "stack/01-implicit: 802 lines of code: cut it, reviewers take 800"
 
 
 @pytest.mark.parametrize(

@@ -229,23 +229,27 @@ CUDA_KERNELS = "aten/src/ATen/native/cuda/"
 GLOBBED = ("aten/src/ATen/functorch/", "aten/src/ATen/native/", CPU_KERNELS, CUDA_KERNELS)
 
 
-def sources():
+def sources(number=None):
     """The overlay's C++ that both builds compile: path -> whether it is whole, not an edit."""
-    for path, file in Stack(ROOT).tree().items():
+    for path, file in Stack(ROOT).tree(number).items():
         if is_source(path):
             edit = Edit.parse(path, file.read_text()) if target_of(path) else None
             if edit is None or not any(only.kind == "source" for only in edit.only):
                 yield path, edit is None
 
 
-def test_upstreams_build_compiles_every_source():
-    lists = Edit.parse("", (ROOT / "build_variables.edit.bzl").read_text())
-    listed = {entry for block in lists.blocks for entry in re.findall(r'"([^"]+)"', block.lines[0])}
-    for path, whole in sources():
-        if whole:  # the file of an edit is compiled anyway
-            assert f"{path.rpartition('/')[0]}/" in GLOBBED, path
-            # Bazel and Buck build from lists; functorch's folder, and CUDA's, they glob.
-            assert path in listed or path.startswith((GLOBBED[0], CUDA_KERNELS)), path
+def test_upstreams_build_compiles_every_source_of_each_commit():
+    """Bazel and Buck build from lists; functorch's folder, and CUDA's, they glob."""
+    stack = Stack(ROOT)
+    for commit in stack.commits:
+        file = stack.tree(commit.number).get("build_variables.edit.bzl")
+        blocks = Edit.parse("", file.read_text()).blocks if file else ()
+        lines = [line for block in blocks for line in block.lines]
+        listed = {entry for line in lines for entry in re.findall(r'"([^"]+)"', line)}
+        # The file of an edit is compiled anyway.
+        whole = {path for path, is_whole in sources(commit.number) if is_whole}
+        assert all(f"{path.rpartition('/')[0]}/" in GLOBBED for path in whole), commit
+        assert listed == {p for p in whole if not p.startswith((GLOBBED[0], CUDA_KERNELS))}, commit
     assert len(listed) >= 2
 
 
