@@ -45,9 +45,13 @@ class AttnScores {
           std::max(
               least,
               Fma::packed_size(keeps ? terms : kc, std::max(rows, cols))));
-      const bool swaps = way == Way::dots_swapped || way == Way::panels_swapped;
       swapped = scratch.add(
-          swaps ? at::round_up(cols, Fma::MR) * swapped_ld(rows) : 0);
+          swaps() ? at::round_up(cols, Fma::MR) * swapped_ld(rows) : 0);
+    }
+
+    // Whether Cᵀ is made first.
+    bool swaps() const {
+      return way == Way::dots_swapped || way == Way::panels_swapped;
     }
   };
 
@@ -102,9 +106,7 @@ class AttnScores {
       const typename Fma::Right packed{nullptr, 0, 0, panels, terms};
       Fma::product_of_strips(p > 0, left, packed, b.rows, strip_, c, ldc);
     }
-    const bool swapped =
-        layout_.way == Way::dots_swapped || layout_.way == Way::panels_swapped;
-    if (swapped && a.cols > 0) {
+    if (layout_.swaps() && a.cols > 0) {
       transpose(swapped_, swapped_ld(a.rows), c, ldc, b.rows, a.rows);
     }
   }
@@ -141,13 +143,17 @@ class AttnScores {
       T* c,
       int64_t ldc) {
     copy_rows(strip_, a.cols, a);
-    if (b.col_stride == 1) {
-      AttnDot<S>::product(a.rows, strip_, a.cols, b, add, c, ldc);
-      return;
+    auto dense = b;
+    if (b.col_stride != 1) {
+      S* copy = reinterpret_cast<S*>(panels_);
+      for (const auto i : c10::irange(b.rows)) {
+        for (const auto j : c10::irange(b.cols)) {
+          copy[i * b.cols + j] = b.at(i, j);
+        }
+      }
+      dense = {copy, b.rows, b.cols, b.cols, 1};
     }
-    copy_rows(panels_, b.cols, b);
-    const Matrix<const T> copy{panels_, b.rows, b.cols, b.cols, 1};
-    AttnDot<T>::product(a.rows, strip_, a.cols, copy, add, c, ldc);
+    AttnDot<S>::product(a.rows, strip_, a.cols, dense, add, c, ldc);
   }
 
   Layout layout_;
