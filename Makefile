@@ -1,9 +1,10 @@
-# Every target sets up what it needs. Variables: PYTHON, BASE, COMMIT, UPSTREAM (a source tree), SANITIZE.
+# Every target sets up what it needs. Variables: PYTHON, BASE, COMMIT, UPSTREAM (a source tree), CONFIGURE, SANITIZE.
 # BASE is a release, or `installed`: the torch that PYTHON has, and all else too, so that nothing is downloaded.
 PYTHON ?= python3
 BASE ?=
 COMMIT ?=
 UPSTREAM ?=
+CONFIGURE ?=
 SANITIZE ?=
 
 ifneq ($(BASE),)
@@ -32,8 +33,8 @@ test-stack: ## the lab's six suites and the operator's own tests on each commit 
 test-sanitizers: ## the operator's tests with AddressSanitizer and UndefinedBehaviorSanitizer in it
 	$(BOOTSTRAP) test-sanitizers
 
-source: ## PyTorch built whole from its source, with the stack as commits: hours
-	$(BOOTSTRAP) source $(if $(UPSTREAM),--upstream $(UPSTREAM) --python $(PYTHON))
+source: ## PyTorch built whole from its source, with the stack as commits: hours; CONFIGURE=1: only until it is configured
+	$(BOOTSTRAP) source $(if $(UPSTREAM),--upstream $(UPSTREAM) --python $(PYTHON)) $(if $(CONFIGURE),--configure)
 
 course: ## run every lesson of course/, check its exercises, build and test its extension
 	$(BOOTSTRAP) course

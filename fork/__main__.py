@@ -70,14 +70,18 @@ def graft_command(release: str, commit: int | None, compress: bool) -> None:
     help="What builds a checkout: has what its requirements.txt names.",
 )
 @BRANCH
-def source_command(upstream: Path | None, python: str, branch: str) -> None:
+@click.option("--configure", is_flag=True, help="Stop before it compiles: minutes, not hours.")
+def source_command(upstream: Path | None, python: str, branch: str, configure: bool) -> None:
     """Build PyTorch whole, with the stack on it, and run the lab's suites there (`make source`).
 
     It goes on where an earlier run stopped. Without --upstream, Debian's source package is built in
     a Debian of its own below build/, for which it wants to be run by root.
     """
     with paths.alone("from-source"):  # for hours
-        place, cost = source.build_whole(upstream, python, branch)
+        place = source.configured(upstream, python, branch)
+        if configure:
+            return
+        cost = source.build_whole(place)
         results, own = suites.run_on_build(place)
     print_wide(suites.table(results, own))
     print_wide(source.table(cost))
@@ -176,15 +180,12 @@ def new(name: str, schema: str, into: Path | None) -> None:
 
 @main.command(example="--fetch --upstream ~/pytorch")
 @click.option(
-    "--upstream",
-    "others",
+    *("--upstream", "others"),
     multiple=True,
     type=click.Path(exists=True, path_type=Path),
     help="A further PyTorch to resolve against: a source tree, an unpacked wheel or a .whl file.",
 )
-@click.option(
-    "--fetch", is_flag=True, help="First download a small wheel of every supported release."
-)
+@click.option("--fetch", is_flag=True, help="First download a small wheel of each release.")
 def check(others: tuple[Path, ...], fetch: bool) -> None:
     """Check the stack's rules, and that it resolves against every PyTorch at hand.
 
@@ -198,8 +199,7 @@ def check(others: tuple[Path, ...], fetch: bool) -> None:
 @click.argument("number", type=int)
 @click.argument("directory", type=NEW)
 @upstream_option(
-    required=True,
-    help="The pristine PyTorch to copy: a source tree or an unpacked wheel.",
+    required=True, help="The pristine PyTorch to copy: a source tree or an unpacked wheel."
 )
 def tree(number: int, directory: Path, upstream: Path) -> None:
     """Write upstream plus commits 1 to NUMBER into the new folder DIRECTORY."""

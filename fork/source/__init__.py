@@ -1,6 +1,6 @@
 """PyTorch from source: Debian's pristine source, and all of it built with the stack on it."""
 
-from fork.source.build import Place, build_whole, table
+from fork.source.build import Place, build_whole, configured, table
 from fork.source.debian import pristine
 
-__all__ = ["Place", "build_whole", "pristine", "table"]
+__all__ = ["Place", "build_whole", "configured", "pristine", "table"]

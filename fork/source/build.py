@@ -8,7 +8,7 @@ import resource
 import shlex
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,6 +49,13 @@ ENVIRONMENT = {
     "USE_SYSTEM_LIBS": "ON",
     "LC_ALL": "C.UTF-8",
 }
+# The source that a step of build.ninja compiles: other steps name sources too, such as the .cu that
+# every build generates. Of a kernel for CPUs, a copy is compiled for each set of instructions.
+COMPILES = re.compile(
+    r"^build .*?: \w+_COMPILER__\S+ (.*?)(?:(?<=\.cpp)\.\w+\.cpp)?(?: \||$)", re.M
+)
+# A line of CMake's cache. PyTorch's CMake turns it off there if it finds no CUDA.
+FOR_CUDA = re.compile(r"^USE_CUDA:BOOL=(?:ON|YES|TRUE|Y|[1-9]\d*)$", re.I | re.M)
 GIB = 2**30
 ROOM = 6 * GIB  # what all of it takes in the end, and half as much again
 # Mounts and processes are in namespaces that end with the command, and the command with us: nothing
@@ -92,17 +99,18 @@ class Place:
     variables: Mapping[str, str]
 
 
-def build_whole(upstream: Path | None, python: str, branch: str) -> tuple[Place, Figures]:
-    """Builds the checkout `upstream` with `python`, by default Debian's source; what it cost.
+def configured(upstream: Path | None, python: str, branch: str) -> Place:
+    """The checkout `upstream`, by default Debian's source, with the stack on it, configured.
 
-    The caller holds the lock of build/from-source.
+    `python` builds a checkout. The caller holds the lock of build/from-source.
     """
     folder = paths.BUILD / "from-source"
     if upstream is None:
         place = in_debian(folder, paths.SOURCES)
     else:
         place = checkout(upstream, python, folder / "logs")
-    return place, build(place, Stack(paths.ROOT), branch)
+    configure(place, Stack(paths.ROOT), branch)
+    return place
 
 
 def in_debian(folder: Path, sources: Path) -> Place:
@@ -133,29 +141,29 @@ def checkout(tree: Path, python: str, logs: Path) -> Place:
     return Place(tree, Path(found).absolute(), logs, {})
 
 
-def build(place: Place, stack: Stack, branch: str) -> Figures:
-    """Puts the stack on the tree as commits; then PyTorch's own build, which goes on where it was.
+def configure(place: Place, stack: Stack, branch: str) -> None:
+    """Puts the stack on the tree as commits, and has PyTorch's build configured for them.
 
-    Raises ForkError if the build would leave out a C++ file of the overlay.
+    Raises ForkError if that build would leave out a C++ file of the overlay.
     """
     with step("commit the stack") as doing:
         upstream, made = commits(stack, place.tree, branch)
         doing.done = f"{len(made)} commits on {upstream}"
-    env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")} | {**place.variables}
-    setup = [place.python, "setup.py"]
-    about = {"cwd": place.tree, "env": env}
     with step("configure"):
-        log = place.logs / "configure.log"
         # Each time: the lists of sources are globbed.
-        again = [*setup, "build", "--cmake", "--cmake-only"]
-        run(again, log, "PyTorch cannot be configured", **about)
+        again = ("build", "--cmake", "--cmake-only")
+        _run_setup(place, again, "configure.log", "PyTorch cannot be configured")
         if missing := left_out(stack, place.tree):
             raise ForkError(f"{missing[0]}: PyTorch's build does not compile it")
+
+
+def build_whole(place: Place) -> Figures:
+    """PyTorch's own build of a tree that is configured, which goes on where it was."""
     start, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
     with step("compile") as doing:
         steps = NinjaSteps(doing)
-        develop = [*setup, "develop", "--no-deps"]
-        run(develop, place.logs / "build.log", "PyTorch's build stopped", line=steps, **about)
+        develop = ("develop", "--no-deps")
+        _run_setup(place, develop, "build.log", "PyTorch's build stopped", line=steps)
         doing.done = str(steps)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return Figures(
@@ -208,15 +216,26 @@ def table(of: Figures) -> Table:
 def left_out(stack: Stack, tree: Path) -> list[str]:
     """The C++ files of the overlay, and those it edits, that no step of the build compiles.
 
-    Those for CUDA count if the build compiles any such.
+    Those for CUDA count if the build is for CUDA.
     """
     try:
-        text = (tree / "build" / "build.ninja").read_text()
-    except OSError:
-        raise ForkError(f"{tree}: has no build/build.ninja: is CMake's generator Ninja?") from None
+        files = (tree / "build" / name for name in ("build.ninja", "CMakeCache.txt"))
+        steps, cache = (file.read_text() for file in files)
+    except OSError as e:
+        lacks = f"has no build/{Path(e.filename).name}"
+        raise ForkError(f"{tree}: {lacks}: CMake has not configured it for Ninja") from None
+    compiled = [f"/{source}" for source in COMPILES.findall(steps)]
     sources = (target_of(path) or path for path in stack.tree() if is_source(path))
-    others = () if re.search(r"\.cu\b", text) else ".cu"
-    return [path for path in sources if path not in text and not path.endswith(others)]
+    others = () if FOR_CUDA.search(cache) else ".cu"
+    wanted = (path for path in sources if not path.endswith(others))
+    return [p for p in wanted if not any(source.endswith(f"/{p}") for source in compiled)]
+
+
+def _run_setup(place: Place, args: Sequence[str], log: str, wrong: str, **named) -> None:
+    """Runs the tree's setup.py, which is PyTorch's build; see `run`."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")} | {**place.variables}
+    command = [place.python, "setup.py", *args]
+    run(command, place.logs / log, wrong, cwd=place.tree, env=env, **named)
 
 
 def _make_tree(tree: Path, pristine: Path, enter: Path) -> None:

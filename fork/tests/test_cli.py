@@ -135,16 +135,22 @@ def test_source(in_repo, source, tmp_path, monkeypatch, failed):
     place = Place(source, Path(sys.executable), tmp_path / "logs", {})
     monkeypatch.setattr(source_build, "checkout", lambda *args: calls.append(args) or place)
     cost = Figures(1380, 8575, 4500, 2**30, 1382, 9000, 2**33)
-    monkeypatch.setattr(source_build, "build", lambda *_: cost)
+    monkeypatch.setattr(source_build, "configure", lambda *args: calls.append(args[2:]))
+    monkeypatch.setattr("fork.source.build_whole", lambda _: cost)
     monkeypatch.setattr(from_source, "check", lambda *_: None)
     results = [Result(name, ours={"TestA.test_a": "passed"}) for name in LAB]
     results[0].ours["TestA.test_b"] = "failed" if failed else "passed"
     monkeypatch.setattr(from_source, "run_suites", lambda *_, **named: results)
     code, output = invoke("source", "--upstream", source, "--python", "python3.12")
     assert code == failed
-    assert calls == [(source, "python3.12", in_repo / "build/from-source/logs")]
+    checkout = (source, "python3.12", in_repo / "build/from-source/logs")
+    assert calls == [checkout, ("attn",)]
     assert "1380 8575 75 1.0 GiB" in output
     assert ("6 passed, 1 failed" if failed else "7 passed, 0 failed") in output
+    calls.clear()
+    monkeypatch.setattr("fork.source.build_whole", None)
+    assert invoke("source", "--upstream", source, "--configure") == (0, "")
+    assert calls[1:] == [("attn",)]
 
 
 def test_check(in_repo, source, wheel, unpacked):

@@ -15,7 +15,7 @@ from fork.graft.build import CPU_KERNELS, Graft, cuda
 from fork.overlay import Edit, Stack, is_source, target_of
 from fork.paths import ROOT
 from fork.source import build as source_build
-from fork.source.build import Figures, Place, build, in_debian, left_out, table
+from fork.source.build import Figures, Place, build_whole, configure, in_debian, left_out, table
 from fork.suites import from_source
 from fork.tests.conftest import write_files
 
@@ -37,7 +37,9 @@ if "--cmake-only" in sys.argv:
     if "unconfigured" in wish:
         sys.exit("-- found\\nCMake Error at x.cmake:1 (message):\\n  pocketfft not found")
     pathlib.Path("build").mkdir(exist_ok=True)
-    pathlib.Path("build/build.ninja").write_text(" ".join(wish))
+    steps = [f"build x/{{w}}.o: CXX_COMPILER__torch_cpu_Release /t/{{w}} || x\\n" for w in wish]
+    pathlib.Path("build/build.ninja").write_text("".join(steps))
+    pathlib.Path("build/CMakeCache.txt").write_text("USE_CUDA:BOOL=0\\n")
     pathlib.Path("build/.ninja_log").write_text(LOG)
 else:
     assert sys.argv[2] == "develop"
@@ -61,13 +63,18 @@ def wish(place, words):
     place.python.with_name("wish").write_text(words)
 
 
+def build(place, repo):
+    configure(place, Stack(repo), "attn")
+    return build_whole(place)
+
+
 def test_build(repo, place):
     wish(place, SOURCE)
-    first = build(place, Stack(repo), "attn")
+    first = build(place, repo)
     assert (first.steps, first.whole_steps, first.whole_seconds) == (3, 3, 4.5)
     assert first.disk >= 4096 and first.largest_process > 0
     assert (place.tree / SOURCE).is_file()
-    assert build(place, Stack(repo), "attn").steps == 3
+    assert build(place, repo).steps == 3
 
 
 @pytest.mark.parametrize(
@@ -84,9 +91,9 @@ def test_build(repo, place):
 def test_a_build_that_fails_goes_on_later(repo, place, words, message):
     wish(place, words)
     with pytest.raises(ForkError, match=message):
-        build(place, Stack(repo), "attn")
+        build(place, repo)
     wish(place, SOURCE)
-    assert build(place, Stack(repo), "attn").steps == 3
+    assert build(place, repo).steps == 3
 
 
 @pytest.mark.parametrize(
@@ -110,26 +117,61 @@ def test_the_import_is_of_that_tree(place, says, message):
 def test_a_tree_that_the_stack_does_not_fit_is_not_built(repo, place):
     (place.tree / "torch/overrides.py").write_text("")
     with pytest.raises(ForkError, match="starts 0 lines"):
-        build(place, Stack(repo), "attn")
+        configure(place, Stack(repo), "attn")
     assert not place.logs.exists() and not (place.tree / ".git").exists()
 
 
-def test_a_generator_that_is_not_ninja(repo, source):
-    with pytest.raises(ForkError, match="has no build/build.ninja"):
-        left_out(Stack(repo), source)
+# Lines as CMake writes them for a build without CUDA. That mentions a .cu which it generates.
+NINJA = """\
+build cmake_object_order_depends_target_torch_cpu: phony || aten/src/ATen/UfuncCUDA_add.cu
+build c.dir/__/aten/A.cpp.o: CXX_COMPILER__torch_cpu_unscanned_Release /t/aten/A.cpp || x
+  DEP_FILE = c.dir/__/aten/A.cpp.o.d
+build c.dir/K.cpp.AVX2.cpp.o: CXX_COMPILER__torch_cpu_Release /t/build/aten/cpu/K.cpp.AVX2.cpp || x
+build lib/libtorch_cpu.so: CXX_SHARED_LIBRARY_LINKER__torch_cpu_Release c.dir/__/aten/A.cpp.o
+build c.dir/UfuncCUDA_add.cu: CUSTOM_COMMAND /t/torchgen/gen.py aten/L.cpp || functorch/M.cpp
+build c.dir/__/functorch/M.cpp.o: CXX_COMPILER__functorch_Release /t/functorch/M.cpp
+"""
+CUDA = "build c.dir/A.cu.o: CUDA_COMPILER__torch_cuda_Release /t/aten/A.cu | y || x\n"
 
 
-@pytest.mark.parametrize(
-    "compiled, missing",
-    [("aten/A.cpp", []), ("aten/A.cpp aten/B.cu.o", ["aten/A.cu"]), ("", ["aten/A.cpp"])],
-)
-def test_kernels_for_cuda_are_wanted_by_a_build_for_cuda(tmp_path, compiled, missing):
-    class Series:
-        def tree(self):
-            return dict.fromkeys(("aten/A.cpp", "aten/A.cu"))
+class Series:
+    def __init__(self, *paths):
+        self.paths = paths
 
-    write_files(tmp_path, {"build/build.ninja": compiled})
-    assert left_out(Series(), tmp_path) == missing
+    def tree(self):
+        return dict.fromkeys(self.paths)
+
+
+@pytest.mark.parametrize("path", ["aten/L.cpp", "torch/M.cpp"])
+def test_a_source_that_is_mentioned_is_not_compiled(tmp_path, path):
+    """A step that compiles nothing has the first, and the second is the end of another's path."""
+    write_files(tmp_path, {"build/build.ninja": NINJA, "build/CMakeCache.txt": ""})
+    assert left_out(Series("aten/A.cpp", path, "aten/cpu/K.cpp"), tmp_path) == [path]
+
+
+@pytest.mark.parametrize("value", ["0", "OFF", "FALSE", "N", "CUDA-NOTFOUND", ""])
+def test_a_build_without_cuda_compiles_no_kernel_for_it(tmp_path, value):
+    cache = f"TP_USE_CUDA:BOOL=ON\n//Use CUDA\nUSE_CUDA:BOOL={value}\nUSE_CUDNN:BOOL=ON\n"
+    write_files(tmp_path, {"build/build.ninja": NINJA, "build/CMakeCache.txt": cache})
+    assert left_out(Series("aten/A.cpp", "aten/A.cu"), tmp_path) == []
+
+
+@pytest.mark.parametrize("value", ["ON", "1", "TRUE", "Yes", "y"])
+def test_a_build_for_cuda_compiles_every_kernel_for_it(tmp_path, value):
+    series = Series("aten/A.cpp", "aten/A.cu")
+    cache = f"//Use CUDA\nUSE_CUDA:BOOL={value}\n\nUSE_CUDNN:BOOL=0\n"
+    write_files(tmp_path, {"build/build.ninja": NINJA, "build/CMakeCache.txt": cache})
+    assert left_out(series, tmp_path) == ["aten/A.cu"]
+    write_files(tmp_path, {"build/build.ninja": NINJA + CUDA})
+    assert left_out(series, tmp_path) == []
+
+
+@pytest.mark.parametrize("lacks", ["build.ninja", "CMakeCache.txt"])
+def test_a_tree_that_is_not_configured(tmp_path, lacks):
+    write_files(tmp_path, {"build/build.ninja": NINJA, "build/CMakeCache.txt": ""})
+    (tmp_path / "build" / lacks).unlink()
+    with pytest.raises(ForkError, match=f"has no build/{lacks}: CMake has not configured it"):
+        left_out(Series(), tmp_path)
 
 
 def test_table():
