@@ -2,6 +2,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/native/AttnGradients.h>
 #include <ATen/native/cpu/AttnBackwardKernel.h>
+#include <ATen/native/cpu/AttnKernel.h>
 
 #ifndef AT_PER_OPERATOR_HEADERS
 #include <ATen/NativeFunctions.h>
@@ -17,8 +18,8 @@ namespace at::native {
 
 DEFINE_DISPATCH(attn_backward_stub);
 
-// _attn_backward by the CPU's kernel, without a temporary as large as attn.
-// Complex inputs are left to the composed maths.
+// _attn_backward by the CPU's kernel, which has no temporary as large as attn,
+// or composed.
 std::tuple<Tensor, Tensor, Tensor> _attn_backward_cpu(
     const std::optional<Tensor>& grad_output,
     const std::optional<Tensor>& grad_attn,
@@ -27,7 +28,7 @@ std::tuple<Tensor, Tensor, Tensor> _attn_backward_cpu(
     const Tensor& v,
     const Tensor& attn,
     std::array<bool, 3> output_mask) {
-  if (!isFloatingType(q.scalar_type())) {
+  if (!has_attn_kernel(q, v)) {
     return native::_attn_backward(
         grad_output, grad_attn, q, k, v, attn, output_mask);
   }

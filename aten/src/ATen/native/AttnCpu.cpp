@@ -12,17 +12,22 @@
 #include <ATen/ops/empty.h>
 #endif
 
+#include <algorithm>
 #include <tuple>
 
 namespace at::native {
 
 DEFINE_DISPATCH(attn_stub);
 
-// attn = tanh(q kᵀ), output = attn v by the CPU's kernel. Complex inputs are
-// left to the composed maths.
+bool has_attn_kernel(const Tensor& q, const Tensor& v) {
+  return isFloatingType(q.scalar_type()) && q.dim() > 0 && v.dim() > 0 &&
+         std::max(q.size(-1), v.size(-1)) <= ATTN_MAX_WIDTH;
+}
+
+// attn = tanh(q kᵀ), output = attn v, by the CPU's kernel or composed.
 std::tuple<Tensor, Tensor> attn_cpu(
     const Tensor& q, const Tensor& k, const Tensor& v) {
-  if (!isFloatingType(q.scalar_type())) {
+  if (!has_attn_kernel(q, v)) {
     return native::attn(q, k, v);
   }
   check_attn_inputs(q, k, v, q.sym_sizes(), k.sym_sizes(), v.sym_sizes());

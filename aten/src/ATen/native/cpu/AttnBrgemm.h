@@ -413,7 +413,6 @@ class BrgemmForward {
  public:
   using T = float;
   static constexpr int64_t ROW_STEP = 32;
-  static constexpr bool any_width = false;
 
   // Of scratch memory, in elements of T.
   struct Layout {

@@ -214,7 +214,7 @@ class AttnFma {
       int64_t ldc) {
     // Very few rows of A: B comes from memory, a few of its rows after the
     // other.
-    const auto part = b.in_parts ? PART_ROWS : b.rows;
+    const auto part = part_of(b);
     for (int64_t p = 0; p == 0 || p < b.rows; p += part) {
       const auto terms = std::min(part, b.rows - p);
       const bool sets = first && p == 0;
@@ -259,7 +259,7 @@ class AttnFma {
   }
 
   // The same, also for a C of lower precision, to which nothing is added, and
-  // for a B in parts, whose sum is made from zero: by way of `sums`, of rows x
+  // for a B in parts, whose sum is made from zero: by way of `acc`, of rows x
   // cols elements.
   template <typename O>
   static void product_by(
@@ -272,7 +272,7 @@ class AttnFma {
       O* c,
       int64_t ldc) {
     if constexpr (std::is_same_v<T, O>) {
-      if (first || !b.in_parts) {
+      if (first || b.rows <= part_of(b)) {
         product(first, rows, cols, a, b, c, ldc);
         return;
       }
@@ -311,6 +311,11 @@ class AttnFma {
   }
 
  private:
+  // Terms that are summed at once.
+  static int64_t part_of(const Right& b) {
+    return b.in_parts ? PART_ROWS : ATTN_BLOCK;
+  }
+
   static constexpr int64_t LINE = 64 / sizeof(T);
   static constexpr int64_t AHEAD = 4; // terms, for which a line is on its way
   static constexpr int64_t PART_ROWS = 32;
@@ -416,18 +421,11 @@ class AttnFma {
   }
 };
 
-// Terms of sums that are made at once if a tile has very few columns.
-constexpr int64_t ATTN_TERMS = 1024;
-
-// The leading dimension of a tile. Very few columns leave no gaps, so that its
-// rows together are one long vector, unless sums are made in parts; else it is
-// no power of two.
+// The leading dimension of a tile: no power of two. The gap after each row has
+// room for the rest of a last vector.
 template <typename T>
-int64_t tile_ld(int64_t cols, int64_t terms) {
+int64_t tile_ld(int64_t cols) {
   constexpr auto LANES = AttnFma<T>::LANES;
-  if (cols <= LANES && terms <= ATTN_TERMS) {
-    return cols;
-  }
   return at::round_up(cols, LANES) + LANES;
 }
 
@@ -435,10 +433,7 @@ int64_t tile_ld(int64_t cols, int64_t terms) {
 // read or written as well.
 template <typename T>
 int64_t tile_size(int64_t rows, int64_t cols) {
-  constexpr auto LANES = AttnFma<T>::LANES;
-  return at::round_up(rows, AttnFma<T>::MR) *
-             (at::round_up(cols, LANES) + LANES) +
-         AttnFma<T>::NR;
+  return at::round_up(rows, AttnFma<T>::MR) * tile_ld<T>(cols) + AttnFma<T>::NR;
 }
 
 // Zeros below and right of a tile, up to a multiple of MR. They are read,
@@ -448,7 +443,7 @@ template <typename T>
 void clear_edges(T* tile, int64_t rows, int64_t cols, int64_t ld) {
   constexpr auto MR = AttnFma<T>::MR;
   const auto end = at::round_up(cols, MR);
-  for (int64_t i = 0; cols < ld && cols < end && i < rows; ++i) {
+  for (int64_t i = 0; cols < end && i < rows; ++i) {
     std::fill(tile + i * ld + cols, tile + i * ld + end, T(0));
   }
   std::fill(tile + rows * ld, tile + at::round_up(rows, MR) * ld + MR, T(0));

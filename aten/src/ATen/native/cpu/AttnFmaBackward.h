@@ -1,47 +1,59 @@
 #pragma once
 
+#include <ATen/native/cpu/AttnFewColumns.h>
 #include <ATen/native/cpu/AttnScores.h>
 
 namespace at::native {
 inline namespace CPU_CAPABILITY {
 
-// The backward of a tile by FMA. See Note [Tiles of attn].
+// The backward of a tile by FMA. See Note [Tiles of attn]. Tiles of few columns
+// are transposed, so that their vectors are full.
 template <typename S>
 class FmaBackward {
  public:
   using T = at::opmath_type<S>;
+  using Few = AttnFewColumns<T>;
   static constexpr int64_t ROW_STEP = 4;
   static constexpr int64_t MIN_ROWS = 48;
   static constexpr bool sums_columns = false;
 
-  // Of scratch memory, in elements of T, for tiles of so many rows and columns.
+  // Of scratch memory, in elements of T, for tiles of so many rows and columns
+  // of attn.
   struct Layout {
+    bool transposed;
     ScratchLayout scratch;
+    typename Few::Layout few;
     typename AttnScores<S>::Layout scores;
     int64_t tile, attn_tile, grad_tile, products, size;
 
     Layout(int64_t rows, int64_t cols, int64_t d, int64_t e)
-        : scores(
+        : transposed(Few::fits(cols)),
+          few(scratch, std::max(rows, cols)),
+          scores(
               scratch,
-              rows,
-              rows,
-              cols,
+              transposed ? cols : rows,
+              transposed ? cols : rows,
+              transposed ? rows : cols,
               e,
               false,
               Fma::packed_size(
                   std::max(rows, cols), std::min(ATTN_BLOCK, std::max(d, e)))) {
-      tile = scratch.add(tile_size<T>(rows, cols));
-      attn_tile = scratch.add(tile_size<T>(rows, cols));
-      grad_tile = scratch.add(tile_size<T>(rows, cols));
+      const auto elements =
+          transposed ? tile_size<T>(cols, rows) : tile_size<T>(rows, cols);
+      tile = scratch.add(elements);
+      attn_tile = scratch.add(elements);
+      grad_tile = scratch.add(elements);
       products = scratch.add(
-          (std::is_same_v<T, S> ? FEW : std::max(rows, cols)) *
+          (std::is_same_v<T, S> ? FEW_ROWS : std::max(rows, cols)) *
           std::min(ATTN_BLOCK, std::max(d, e)));
       size = scratch.size();
     }
   };
 
   FmaBackward(const Layout& layout, T* scratch)
-      : scores_(layout.scores, scratch),
+      : transposed_(layout.transposed),
+        few_(layout.few, scratch),
+        scores_(layout.scores, scratch),
         tile_(scratch + layout.tile),
         attn_tile_(scratch + layout.attn_tile),
         grad_tile_(scratch + layout.grad_tile),
@@ -54,32 +66,40 @@ class FmaBackward {
     grad_output_ = grad_output;
     rows_ = attn.rows;
     cols_ = attn.cols;
-    ld_ = tile_ld<T>(cols_, v.cols);
-    copy_rows(attn_tile_, ld_, attn);
-    clear_edges(attn_tile_, attn.rows, cols_, ld_);
-    clear_edges(tile_, attn.rows, cols_, ld_);
+    const auto rows = transposed_ ? cols_ : rows_;
+    const auto cols = transposed_ ? rows_ : cols_;
+    ld_ = tile_ld<T>(cols);
+    copy_rows(attn_tile_, ld_, transposed_ ? attn.t() : attn);
+    clear_edges(attn_tile_, rows, cols, ld_);
+    clear_edges(tile_, rows, cols, ld_);
     if (!with_scores) {
       return;
     }
     const bool has_grad = grad_attn.data != nullptr;
     if (has_grad) {
-      copy_rows(grad_tile_, ld_, grad_attn);
+      copy_rows(grad_tile_, ld_, transposed_ ? grad_attn.t() : grad_attn);
     }
-    scores_.product(false, grad_output, v, tile_, ld_);
-    finish(attn.rows, has_grad);
+    if (transposed_) {
+      // Without grad_output there are no terms.
+      const auto v_terms = v.block(0, 0, v.rows, grad_output.cols);
+      scores_.product(false, v_terms, grad_output, tile_, ld_);
+    } else {
+      scores_.product(false, grad_output, v, tile_, ld_);
+    }
+    finish(rows, cols, has_grad);
   }
 
   template <typename O>
   void add_grad_q(bool first, O* total) {
-    add_to(first, rows_, {tile_, ld_}, k_, total);
+    add_to(first, rows_, {tile_, ld_, transposed_}, k_, total);
   }
   template <typename O>
   void add_grad_k(bool first, O* total) {
-    add_to(first, cols_, {tile_, ld_, true}, q_, total);
+    add_to(first, cols_, {tile_, ld_, !transposed_}, q_, total);
   }
   template <typename O>
   void add_grad_v(bool first, O* total) {
-    add_to(first, cols_, {attn_tile_, ld_, true}, grad_output_, total);
+    add_to(first, cols_, {attn_tile_, ld_, !transposed_}, grad_output_, total);
   }
   static void finish_block(const Matrix<S>& dst, const T* total) {
     convert(dst.data, total, dst.rows * dst.cols);
@@ -89,12 +109,11 @@ class FmaBackward {
   using Fma = AttnFma<T>;
   static constexpr auto MR = Fma::MR;
   static constexpr auto FEW = MR / 2;
+  static constexpr int64_t FEW_ROWS = 8; // of a product whose sums are in parts
 
   // tile = (tile + grad_attn) (1 - attn²)
-  void finish(int64_t rows, bool has_grad) {
-    const bool flat = cols_ == ld_;
-    const auto cols = flat ? rows * ld_ : cols_;
-    for (int64_t i = 0; i < (flat ? 1 : rows); ++i) {
+  void finish(int64_t rows, int64_t cols, bool has_grad) {
+    for (const auto i : c10::irange(rows)) {
       T* tile = tile_ + i * ld_;
       for (int64_t j = 0; j < cols; j += pair_size<T>) {
         auto x = load<T>(tile + j);
@@ -115,6 +134,10 @@ class FmaBackward {
       const typename Fma::Left& a,
       const Matrix<const S>& x,
       O* out) {
+    if (Few::fits(x.cols)) {
+      few_.product(first, rows, a, x, out);
+      return;
+    }
     for (int64_t p = 0; p < x.cols; p += ATTN_BLOCK) {
       const auto cols = std::min(ATTN_BLOCK, x.cols - p);
       const auto right = Fma::right(
@@ -123,6 +146,8 @@ class FmaBackward {
     }
   }
 
+  bool transposed_;
+  Few few_;
   AttnScores<S> scores_;
   T *tile_, *attn_tile_, *grad_tile_, *products_;
   int64_t rows_ = 0, cols_ = 0, ld_ = 0;

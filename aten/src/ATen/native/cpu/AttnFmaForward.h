@@ -1,44 +1,54 @@
 #pragma once
 
+#include <ATen/native/cpu/AttnFewColumns.h>
 #include <ATen/native/cpu/AttnScores.h>
-
-#include <array>
 
 namespace at::native {
 inline namespace CPU_CAPABILITY {
 
-// The forward of a task by FMA. See Note [Tiles of attn].
+// The forward of a task by FMA. See Note [Tiles of attn]. If attn has few
+// columns, the tile is transposed, so that its vectors are full.
 template <typename S>
 class FmaForward {
  public:
   using T = at::opmath_type<S>;
+  using Few = AttnFewColumns<T>;
   static constexpr int64_t ROW_STEP = AttnFma<T>::MR;
-  static constexpr bool any_width = true;
 
   // Of scratch memory, in elements of T.
   struct Layout {
-    int64_t chunk; // rows of the tile
-    bool few_rows; // of attn
-    bool all_of_v; // is packed at once
+    bool transposed; // the tile
+    int64_t chunk;   // rows of attn that it has
+    bool few_rows;   // of attn
     ScratchLayout scratch;
     typename AttnScores<S>::Layout scores;
-    int64_t tile, v_panels, acc, size;
+    typename Few::Layout few;
+    int64_t tile, v_panels, acc, attn, size;
 
     // Of all m rows some are a task's.
     Layout(int64_t rows, int64_t m, int64_t n, int64_t d, int64_t e)
-        : chunk(
-              std::min(
-                  at::round_up(rows, MR),
-                  std::max(d, e) <= PACKED ? MC : ROWS)),
+        : transposed(Few::fits(n) && m > n),
+          chunk(std::min(at::round_up(rows, MR), transposed ? ATTN_BLOCK : MC)),
           few_rows(m <= MR / 2),
-          all_of_v(e <= PACKED),
-          scores(scratch, m, chunk, std::min(n, ATTN_BLOCK), d, true, 0) {
+          scores(
+              transposed
+                  ? typename AttnScores<S>::Layout(
+                        scratch, n, n, std::min(m, ATTN_BLOCK), d, false, 0)
+                  : typename AttnScores<S>::Layout(
+                        scratch,
+                        m,
+                        chunk,
+                        std::min(n, ATTN_BLOCK),
+                        d,
+                        true,
+                        0)),
+          few(scratch, std::max(chunk, std::min(n, ATTN_BLOCK))) {
       n = std::min(n, ATTN_BLOCK);
-      tile = scratch.add(tile_size<T>(chunk, n));
-      v_panels = scratch.add(Fma::packed_size(n, all_of_v ? e : ATTN_BLOCK));
-      acc = scratch.add(
-          std::is_same_v<T, S> && !few_rows ? 0
-                                            : chunk * std::min(ATTN_BLOCK, e));
+      tile = scratch.add(
+          transposed ? tile_size<T>(n, chunk) : tile_size<T>(chunk, n));
+      v_panels = scratch.add(Fma::packed_size(n, e));
+      acc = scratch.add(std::is_same_v<T, S> && !few_rows ? 0 : chunk * e);
+      attn = scratch.add(transposed ? chunk * n : 0);
       size = scratch.size();
     }
   };
@@ -46,9 +56,11 @@ class FmaForward {
   FmaForward(const Layout& layout, T* scratch)
       : layout_(layout),
         scores_(layout.scores, scratch),
+        few_(layout.few, scratch),
         tile_(scratch + layout.tile),
         v_panels_(scratch + layout.v_panels),
-        acc_(scratch + layout.acc) {}
+        acc_(scratch + layout.acc),
+        attn_(scratch + layout.attn) {}
 
   template <typename O>
   void forward(
@@ -59,28 +71,18 @@ class FmaForward {
       const Matrix<S>& attn,
       bool stream,
       O* out) {
-    ld_ = tile_ld<T>(k.rows, q.cols);
     for (int64_t i = 0; i < q.rows; i += layout_.chunk) {
       const auto rows = std::min(layout_.chunk, q.rows - i);
-      clear_edges(tile_, rows, attn.cols, ld_);
-      scores_.product(i > 0, q.block(i, 0, rows, q.cols), k, tile_, ld_);
-      finish(attn.block(i, 0, rows, attn.cols), stream);
+      const auto q_rows = q.block(i, 0, rows, q.cols);
+      const auto attn_rows = attn.block(i, 0, rows, attn.cols);
+      if (layout_.transposed) {
+        make_scores(false, k, q_rows);
+        finish_transposed(attn_rows);
+      } else {
+        make_scores(i > 0, q_rows, k);
+        finish(attn_rows, stream);
+      }
       add_output(first, i == 0, rows, q.rows, v, out + i * v.cols);
-    }
-  }
-
-  // out (+)= attn v, of an attn that was made before
-  void output(
-      bool first,
-      const Matrix<const S>& attn,
-      const Matrix<const S>& v,
-      T* out) {
-    ld_ = tile_ld<T>(attn.cols, 0);
-    for (int64_t i = 0; i < attn.rows; i += layout_.chunk) {
-      const auto rows = std::min(layout_.chunk, attn.rows - i);
-      copy_rows(tile_, ld_, attn.block(i, 0, rows, attn.cols));
-      clear_edges(tile_, rows, attn.cols, ld_);
-      add_output(first, i == 0, rows, attn.rows, v, out + i * v.cols);
     }
   }
 
@@ -89,28 +91,47 @@ class FmaForward {
   static constexpr auto MR = Fma::MR;
   static constexpr int64_t MC = 96;
   static_assert(MC % MR == 0);
-  // If k or v are too wide to be packed at once, their parts are packed anew
-  // for each so many rows.
-  static constexpr int64_t ROWS = 4 * MC;
-  static constexpr int64_t PACKED = 1024;
+
+  // tile = a bᵀ; `next` if b is that of the tile before
+  void make_scores(
+      bool next, const Matrix<const S>& a, const Matrix<const S>& b) {
+    ld_ = tile_ld<T>(b.rows);
+    clear_edges(tile_, a.rows, b.rows, ld_);
+    scores_.product(next, a, b, tile_, ld_);
+  }
 
   // attn = tile = tanh(tile)
   void finish(const Matrix<S>& attn, bool stream) {
-    const bool flat = attn.cols == ld_ && attn.row_stride == ld_;
-    const auto rows = flat ? 1 : attn.rows;
-    const auto cols = flat ? attn.rows * ld_ : attn.cols;
-    for (const auto i : c10::irange(rows)) {
+    for (const auto i : c10::irange(attn.rows)) {
       S* dst = attn.data + i * attn.row_stride;
       T* tile = tile_ + i * ld_;
-      for (int64_t j = 0; j < cols; j += pair_size<T>) {
-        const auto x = attn_tanh_for<S>(load<T>(tile + j), cols - j);
-        store(dst + j, x, cols - j, stream);
-        store(tile + j, round_to<S>(x), cols - j);
+      for (int64_t j = 0; j < attn.cols; j += pair_size<T>) {
+        const auto x = attn_tanh_for<S>(load<T>(tile + j), attn.cols - j);
+        store(dst + j, x, attn.cols - j, stream);
+        store(tile + j, round_to<S>(x), attn.cols - j);
       }
     }
   }
 
-  // out (+)= tile v, for some of so many rows
+  // attn = tileᵀ, tile = tanh(tile)
+  void finish_transposed(const Matrix<S>& attn) {
+    const auto rows = attn.rows, cols = attn.cols;
+    for (const auto j : c10::irange(cols)) {
+      T* tile = tile_ + j * ld_;
+      for (int64_t i = 0; i < rows; i += pair_size<T>) {
+        const auto x = attn_tanh_for<S>(load<T>(tile + i), rows - i);
+        store(tile + i, round_to<S>(x), rows - i);
+      }
+    }
+    const T* result = tile_;
+    if (cols > 1) {
+      transpose(tile_, ld_, attn_, cols, cols, rows);
+      result = attn_;
+    }
+    convert(attn.data, result, rows * cols);
+  }
+
+  // out (+)= attn v, for some of so many rows
   template <typename O>
   void add_output(
       bool first,
@@ -119,27 +140,23 @@ class FmaForward {
       int64_t all_rows,
       const Matrix<const S>& v,
       O* out) {
-    const bool all = layout_.all_of_v;
-    for (int64_t p = 0; p < v.cols; p += ATTN_BLOCK) {
-      const auto cols = std::min(ATTN_BLOCK, v.cols - p);
-      auto& right = v_right_[all ? p / ATTN_BLOCK : 0];
-      if (pack || !all) {
-        right = Fma::right(
-            v_panels_ + (all ? p * v.rows : 0),
-            v.block(0, p, v.rows, cols),
-            all_rows,
-            layout_.few_rows);
-      }
-      Fma::product_by(
-          acc_, first, rows, cols, {tile_, ld_}, right, out + p, v.cols);
+    const typename Fma::Left attn{tile_, ld_, layout_.transposed};
+    if (Few::fits(v.cols)) {
+      few_.product(first, rows, attn, v, out);
+      return;
     }
+    if (pack) {
+      v_right_ = Fma::right(v_panels_, v, all_rows, layout_.few_rows);
+    }
+    Fma::product_by(acc_, first, rows, v.cols, attn, v_right_, out, v.cols);
   }
 
   Layout layout_;
   AttnScores<S> scores_;
-  T *tile_, *v_panels_, *acc_;
+  Few few_;
+  T *tile_, *v_panels_, *acc_, *attn_;
   int64_t ld_ = 0;
-  std::array<typename Fma::Right, PACKED / ATTN_BLOCK + 1> v_right_{};
+  typename Fma::Right v_right_{};
 };
 
 } // namespace CPU_CAPABILITY

@@ -6,26 +6,19 @@
 namespace at::native {
 inline namespace CPU_CAPABILITY {
 
-// Where the sums of a result's tiles are added: in the result itself or, if it
-// is of lower precision, in memory of their own.
-template <typename T, typename S>
-class AttnTotals {
- public:
-  explicit AttnTotals(int64_t size)
-      : memory_(1, std::is_same_v<T, S> ? 0 : size) {}
+// How many tasks a thread takes at once: many where they are many, so that they
+// cost little to share out.
+inline int64_t attn_step(int64_t tasks, int64_t threads) {
+  return std::max<int64_t>(1, tasks / (64 * threads));
+}
 
-  // For the part of `result` that begins with element `begin`.
-  T* operator()(const Matrix<S>& result, int64_t begin) const {
-    if constexpr (std::is_same_v<T, S>) {
-      return result.data;
-    } else {
-      return memory_[0] + begin;
-    }
-  }
-
- private:
-  AttnScratch<T> memory_;
-};
+// Slots for the addends of tasks, of at most `size` elements: enough for a
+// thread to be ahead of another, but little memory.
+inline int64_t attn_slots(int64_t size, int64_t threads, int64_t step) {
+  constexpr int64_t MAX_SIZE = 1 << 18;
+  return threads * std::clamp<int64_t>(
+                       MAX_SIZE / std::max<int64_t>(size, 1), 1, 4 * step);
+}
 
 // The rows of attn, cut into groups for tasks: each has as many steps of `step`
 // rows as the others, or one more.
@@ -50,57 +43,6 @@ class AttnRowGroups {
   int64_t rows_, step_, group_steps_, more_, largest_;
 };
 
-// output = attn v, for an attn that is made, in blocks of v's columns
-template <typename S, typename Tiles, typename Parallel>
-void attn_output_by(const AttnForwardArgs<S>& args, const Parallel& parallel) {
-  using T = typename Tiles::T;
-  const auto [batch, m, n, d, e] = args.sizes;
-  const auto threads = parallel.threads(args.sizes.work());
-
-  constexpr int64_t MAX_ROWS = 96, MAX_COLS = 7 * ATTN_BLOCK;
-  const auto rows =
-      at::round_up<int64_t>(std::min(m, MAX_ROWS), Tiles::ROW_STEP);
-  const auto row_groups = at::ceil_div(m, rows);
-  const auto groups_wanted = at::ceil_div(4 * threads, batch * row_groups);
-  const auto width = std::min(
-      MAX_COLS, at::round_up(at::ceil_div(e, groups_wanted), ATTN_BLOCK));
-  const auto col_groups = at::ceil_div(e, width);
-  const auto acc_size = at::round_up<int64_t>(rows * width, 64);
-  const typename Tiles::Layout layout(rows, m, n, 0, width);
-  const AttnScratch<T> scratch(threads, acc_size + layout.size);
-  std::atomic<bool> failed{false};
-
-  attn_in_order(
-      parallel,
-      batch * row_groups * col_groups,
-      batch,
-      threads,
-      failed,
-      [&, n = n, m = m, e = e](int64_t task, int64_t thread) {
-        const auto [b, place] = attn_divide(task, row_groups * col_groups);
-        const auto [row_group, col_group] = attn_divide(place, col_groups);
-        const auto i = row_group * rows;
-        const auto p = col_group * width;
-        const auto task_rows = std::min(rows, m - i);
-        const auto cols = std::min(width, e - p);
-        const Matrix<S> attn = args.attn[b];
-        T* acc = scratch[thread];
-        Tiles tiles(layout, acc + acc_size);
-        for (int64_t j = 0; j < n; j += ATTN_BLOCK) {
-          const auto terms = std::min(ATTN_BLOCK, n - j);
-          tiles.output(
-              j == 0,
-              attn.block(i, j, task_rows, terms),
-              args.v[b].block(j, p, terms, cols),
-              acc);
-        }
-        const auto output = args.output[b].block(i, p, task_rows, cols);
-        for (const auto r : c10::irange(task_rows)) {
-          convert(output.data + r * output.row_stride, acc + r * cols, cols);
-        }
-      });
-}
-
 // attn = tanh(q kᵀ), output = attn v
 template <typename S, typename Tiles, typename Parallel>
 void attn_forward_by(const AttnForwardArgs<S>& args, const Parallel& parallel) {
@@ -119,7 +61,8 @@ void attn_forward_by(const AttnForwardArgs<S>& args, const Parallel& parallel) {
       {at::ceil_div(m, at::ceil_div(tasks_wanted, batch)),
        MAX_ROWS,
        MAX_SUMS / (e + 1)});
-  const auto row_groups = at::ceil_div(m, std::max(rows_wanted, MIN_ROWS));
+  const auto row_groups =
+      at::ceil_div(m, std::max({rows_wanted, MIN_ROWS, Tiles::ROW_STEP}));
   const AttnRowGroups groups(m, row_groups, Tiles::ROW_STEP);
   // If this leaves threads idle, a task is one block of columns.
   const auto blocks = at::ceil_div(n, ATTN_BLOCK);
@@ -134,31 +77,31 @@ void attn_forward_by(const AttnForwardArgs<S>& args, const Parallel& parallel) {
       n * sizeof(S) % 64 == 0;
   // Each element of the output is written once, or can be added to.
   const bool direct = blocks == 1 || (std::is_same_v<T, S> && !by_blocks);
-  // The sums of long rows would not fit in a cache, or in memory.
-  constexpr int64_t MAX_COLS = 4096;
-  if constexpr (Tiles::any_width) {
-    if (!direct && e > MAX_COLS) {
-      AttnForwardArgs<S> without_output = args;
-      without_output.sizes.e = 0;
-      attn_forward_by<S, Tiles>(without_output, parallel);
-      attn_output_by<S, Tiles>(args, parallel);
-      return;
-    }
-  }
   const auto acc_size =
       direct ? 0 : at::round_up<int64_t>(groups.largest() * e, 64);
   const typename Tiles::Layout layout(groups.largest(), m, n, d, e);
-  const AttnScratch<T> scratch(threads, acc_size + layout.size);
-  const AttnTotals<T, S> totals(by_blocks ? batch * m * e : 0);
-  std::atomic<bool> failed{false};
-  AttnTickets tickets(by_blocks ? batch * row_groups : 0, failed);
+  const auto own_size = by_blocks ? 0 : acc_size;
+  const AttnScratch<T> scratch(threads, own_size + layout.size);
+  constexpr bool has_totals = !std::is_same_v<T, S>;
+  const AttnScratch<T> totals(
+      by_blocks && has_totals ? batch * row_groups : 0, acc_size);
+  const auto tasks = batch * row_groups * col_groups;
+  const auto step = attn_step(tasks, threads);
+  AttnProgress progress;
+  AttnOrderedSums<T> sums(
+      by_blocks ? batch * row_groups : 0,
+      col_groups,
+      1,
+      by_blocks ? attn_slots(acc_size, threads, step) : 0,
+      acc_size,
+      progress);
 
   attn_in_order(
       parallel,
-      batch * row_groups * col_groups,
-      batch,
+      tasks,
+      step,
       threads,
-      failed,
+      progress,
       [&, m = m, n = n, d = d, e = e](int64_t task, int64_t thread) {
         const auto [place, col_group] = attn_divide(task, col_groups);
         const auto [b, row_group] = attn_divide(place, row_groups);
@@ -170,8 +113,8 @@ void attn_forward_by(const AttnForwardArgs<S>& args, const Parallel& parallel) {
         const auto attn = args.attn[b];
         const auto output = args.output[b].block(i, 0, rows, e);
 
-        T* acc = scratch[thread];
-        Tiles tiles(layout, acc + acc_size);
+        T* acc = by_blocks ? sums.slot(task) : scratch[thread];
+        Tiles tiles(layout, scratch[thread] + own_size);
         const auto begin = by_blocks ? col_group * ATTN_BLOCK : 0;
         const auto end = by_blocks ? std::min(n, begin + ATTN_BLOCK) : n;
         const auto forward = [&](auto* out) {
@@ -193,18 +136,22 @@ void attn_forward_by(const AttnForwardArgs<S>& args, const Parallel& parallel) {
           return;
         }
         forward(acc);
-        if (by_blocks) {
-          T* total = totals(output, (b * m + i) * e);
-          tickets.wait(place, col_group);
-          add_sum(col_group == 0, total, acc, rows * e);
-          acc = total;
+        const auto count = rows * e;
+        if (!by_blocks) {
+          convert(output.data, acc, count);
+          return;
         }
-        if (!std::is_same_v<T, S> && col_group == col_groups - 1) {
-          convert(output.data, acc, rows * e);
-        }
-        if (by_blocks) {
-          tickets.next(place);
-        }
+        sums.hand_in(
+            task, place, col_group, [&](int64_t turn, const T* addend) {
+              if constexpr (has_totals) {
+                add_sum(turn == 0, totals[place], addend, count);
+                if (turn == col_groups - 1) {
+                  convert(output.data, totals[place], count);
+                }
+              } else {
+                add_sum(turn == 0, output.data, addend, count);
+              }
+            });
       });
 }
 

@@ -12,8 +12,7 @@
 // and at most ATTN_BLOCK columns, in a thread's scratch memory. Every sum over
 // a tile starts from zero, and the sums of tiles are added in the tiles' order,
 // whichever threads they are on: results don't depend on the number of threads.
-// Scratch memory is bounded, whatever the sizes: what grows with d or e is made
-// in blocks of columns.
+// Scratch memory is bounded: d and e are at most ATTN_MAX_WIDTH.
 //
 // The kernels know no Tensor. From the outside in:
 //   AttnKernel.cpp, AttnBackwardKernel.cpp
@@ -22,10 +21,11 @@
 //   AttnKernels.h     which kernel for which dtype and sizes
 //   AttnForward.h     the tasks of the forward, some rows each
 //   AttnBackward.h    the tasks of the backward, a tile each
-//   AttnSchedule.h    tasks in order, tickets, scratch memory
+//   AttnSchedule.h    tasks in order, ordered sums, scratch memory
 //   AttnFmaForward.h, AttnFmaBackward.h
 //                     a task by FMA, for any shape; others are in AttnKernels.h
 //   AttnScores.h      q kᵀ for a tile
+//   AttnFewColumns.h  products with few columns
 //   AttnFma.h         the micro-kernel, and products made of it
 //   AttnTanh.h        tanh of vectors in registers
 //   AttnCopy.h        packing, transposes
@@ -37,7 +37,6 @@
 // AttnKernels.h. Each has a Layout, what it needs of scratch memory for tiles
 // of some size, and is made for a task from that layout and memory:
 //   forward     attn = tanh(q kᵀ), out (+)= attn v, for a block of columns
-//   output      out (+)= attn v, of an attn that was made before
 //   start       S̄ = (grad_output vᵀ + grad_attn) (1 - attn²), and attn
 //   add_grad_q, add_grad_k, add_grad_v
 //               total (+)= S̄ k, S̄ᵀ q, attnᵀ grad_output
@@ -46,7 +45,6 @@
 // and says
 //   T             the precision of the sums
 //   ROW_STEP      of which the rows of a task are a multiple
-//   any_width     e may be so large that `output` has to make it in parts
 //   MIN_ROWS      of a tile of the backward, if attn has as many
 //   sums_columns  a total of grad_k or grad_v is of T, though a single tile
 //                 adds to it

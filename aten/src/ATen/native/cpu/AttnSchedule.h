@@ -5,15 +5,17 @@
 
 #include <algorithm>
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
-#include <new>
-#include <thread>
+#include <mutex>
 #include <utility>
+#include <vector>
 
-// How threads share the tasks of attn, wait for one another, and the memory
+// How threads share the tasks of attn, add to the same sums, and the memory
 // that each has.
 
 namespace at::native {
+inline namespace CPU_CAPABILITY {
 
 // The quotient and the remainder. Where the divisor is 1, as in all divisions
 // for a tiny sample, they would take longer than the sample.
@@ -41,17 +43,16 @@ class ScratchLayout {
   int64_t size_ = 0;
 };
 
-// Memory for each of some threads.
+// Memory for each of some threads, or slots.
 template <typename T>
 class AttnScratch {
  public:
-  AttnScratch(int64_t threads, int64_t size)
+  AttnScratch(int64_t count, int64_t size)
       : size_((size + 63) / 64 * 64),
-        memory_(c10::GetCPUAllocator()->allocate(threads * size_ * sizeof(T))) {
-  }
+        memory_(c10::GetCPUAllocator()->allocate(count * size_ * sizeof(T))) {}
 
-  T* operator[](int64_t thread) const {
-    return static_cast<T*>(memory_.get()) + thread * size_;
+  T* operator[](int64_t index) const {
+    return static_cast<T*>(memory_.get()) + index * size_;
   }
 
  private:
@@ -59,64 +60,159 @@ class AttnScratch {
   c10::DataPtr memory_;
 };
 
-// Tickets: whose turn it is, at each of some places. Nobody waits once a task
-// has failed.
-class AttnTickets {
+// Whether a task has thrown, and a place to sleep for a thread that waits for
+// what another task does. Nobody waits once a task has thrown.
+class AttnProgress {
  public:
-  AttnTickets(int64_t places, const std::atomic<bool>& failed)
-      : memory_(1, places), serving_(memory_[0]), failed_(failed) {
-    for (const auto i : c10::irange(places)) {
-      new (serving_ + i) std::atomic<int64_t>(0);
-    }
+  bool failed() const {
+    return failed_;
   }
-  void wait(int64_t place, int64_t turn) const {
-    for (int tries = 0;
-         serving_[place].load(std::memory_order_acquire) != turn && !failed_;
-         ++tries) {
-      if (tries > 1000) {
-        std::this_thread::yield();
-      }
-    }
+  void fail() {
+    failed_ = true;
+    wake();
   }
-  void next(int64_t place) {
-    serving_[place].fetch_add(1, std::memory_order_release);
+
+  template <typename F>
+  void wait_until(const F& done) {
+    if (done()) {
+      return;
+    }
+    std::unique_lock<std::mutex> lock(mutex_);
+    ++waiting_;
+    woken_.wait(lock, [&] { return done() || failed_; });
+    --waiting_;
+  }
+  // For a thread that waits to look again.
+  void wake() {
+    if (waiting_ > 0) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      woken_.notify_all();
+    }
   }
 
  private:
-  AttnScratch<std::atomic<int64_t>> memory_;
-  std::atomic<int64_t>* serving_;
-  const std::atomic<bool>& failed_;
+  std::atomic<bool> failed_{false};
+  std::atomic<int64_t> waiting_{0};
+  std::mutex mutex_;
+  std::condition_variable woken_;
 };
 
-// task(i, thread) for i = 0, 1, ...: each thread takes the next i that none has
-// taken, or several if there are many samples, so a task can wait for those
-// before it. `failed` tells the others of one that has thrown.
+// Note [Ordered sums of attn]
+// Tasks that run on different threads add to the same sum. An order that
+// depended on the threads would give other bits from run to run, so the addends
+// of a sum have an order. A task makes its addend in a slot of memory, from
+// zero, and hands it in. If all addends before it are added, its thread adds
+// it, and then those after it that were handed in early. So no thread waits for
+// a turn; it waits, asleep, only if the slot that its task wants still holds
+// the addend of the task `slots` before it. Tasks are taken in order, so the
+// first task that isn't finished never waits.
+template <typename T>
+class AttnOrderedSums {
+ public:
+  // `sums` sums of `addends` each. The tasks that add to one sum are `stride`
+  // apart.
+  AttnOrderedSums(
+      int64_t sums,
+      int64_t addends,
+      int64_t stride,
+      int64_t slots,
+      int64_t slot_size,
+      AttnProgress& progress)
+      : addends_(addends),
+        stride_(stride),
+        sums_(sums),
+        slots_(slots),
+        memory_(slots, slot_size),
+        progress_(progress) {
+    for (const auto i : c10::irange(slots)) {
+      slots_[i].free_for = i;
+    }
+  }
+
+  // Memory for the addend of a task.
+  T* slot(int64_t task) {
+    progress_.wait_until([&] { return slot_of(task).free_for == task; });
+    return memory_[task % slots()];
+  }
+
+  // Hands in the addend that the task made in its slot: number `turn` of the
+  // sum. Calls add(turn, addend) for each addend whose turn it is, unless
+  // another thread is doing that, which then does it for this one too.
+  template <typename F>
+  void hand_in(int64_t task, int64_t sum, int64_t turn, const F& add) {
+    auto& state = sums_[sum];
+    slot_of(task).holds = task;
+    const auto first = task - turn * stride_;
+    const auto is_next = [&] {
+      const int64_t next = first + state.turn * stride_;
+      return state.turn < addends_ && slot_of(next).holds == next;
+    };
+    while (is_next() && !state.is_adding.exchange(true)) {
+      while (is_next()) {
+        const int64_t next = first + state.turn * stride_;
+        add(state.turn, memory_[next % slots()]);
+        ++state.turn;
+        slot_of(next).free_for = next + slots();
+        progress_.wake();
+      }
+      state.is_adding = false;
+    }
+  }
+
+ private:
+  struct alignas(64) Slot {
+    std::atomic<int64_t> free_for{0}; // the task that may use it next
+    std::atomic<int64_t> holds{-1};   // the task that has handed in its addend
+  };
+  struct alignas(64) Sum {
+    std::atomic<int64_t> turn{0}; // the addend that is added next
+    std::atomic<bool> is_adding{false};
+  };
+
+  int64_t slots() const {
+    return static_cast<int64_t>(slots_.size());
+  }
+  Slot& slot_of(int64_t task) {
+    return slots_[task % slots()];
+  }
+
+  int64_t addends_, stride_;
+  std::vector<Sum> sums_;
+  std::vector<Slot> slots_;
+  AttnScratch<T> memory_;
+  AttnProgress& progress_;
+};
+
+// task(i, thread) for i = 0, 1, ...: each thread takes the next `step` tasks
+// that none has taken, so a task may wait for those before it. None is begun
+// after one has thrown.
 template <typename Parallel, typename F>
 void attn_in_order(
     const Parallel& parallel,
     int64_t tasks,
-    int64_t batch,
+    int64_t step,
     int64_t threads,
-    std::atomic<bool>& failed,
+    AttnProgress& progress,
     const F& task) {
-  const auto step = std::max<int64_t>(1, batch / (64 * threads));
   std::atomic<int64_t> next{0};
   parallel.run(threads, [&](int64_t thread) {
     try {
-      for (;;) {
-        const auto i = next.fetch_add(step, std::memory_order_relaxed);
-        if (i >= tasks) {
+      while (!progress.failed()) {
+        const auto begin = next.fetch_add(step, std::memory_order_relaxed);
+        if (begin >= tasks) {
           break;
         }
-        for (const auto j : c10::irange(i, std::min(i + step, tasks))) {
-          task(j, thread);
+        const auto end = std::min(begin + step, tasks);
+        for (auto i = begin; i < end && !progress.failed(); ++i) {
+          task(i, thread);
         }
       }
     } catch (...) {
-      failed = true;
+      progress.fail();
       throw;
     }
   });
 }
 
+} // namespace CPU_CAPABILITY
 } // namespace at::native

@@ -27,8 +27,7 @@ class AttnScores {
 
     // For A of at most `rows` rows, some of `m`, by which the order of
     // sums goes. Of a B that several A are multiplied with, the panels are
-    // kept if they are not too large. `least` is how large their memory is at
-    // least.
+    // kept. `least` is how large their memory is at least.
     Layout(
         ScratchLayout& scratch,
         int64_t m,
@@ -38,8 +37,8 @@ class AttnScores {
         bool several,
         int64_t least)
         : way(way_of(m, cols, terms)),
-          keeps(several && terms <= KEPT_TERMS),
-          kc(std::min(cols <= Fma::LANES ? ATTN_TERMS : ATTN_BLOCK, terms)) {
+          keeps(several),
+          kc(std::min(ATTN_BLOCK, terms)) {
       strip = scratch.add(std::max(Fma::MR, AttnDot<S>::MAX_ROWS) * kc);
       panels = scratch.add(
           std::max(
@@ -113,7 +112,6 @@ class AttnScores {
 
  private:
   using Fma = AttnFma<T>;
-  static constexpr int64_t KEPT_TERMS = 1024;
   static constexpr int64_t FEW_ROWS = 96;
 
   // Depends on nothing else, as the order of sums does.

@@ -53,7 +53,6 @@ class TinyForward {
  public:
   using T = at::opmath_type<S>;
   static constexpr int64_t ROW_STEP = 1;
-  static constexpr bool any_width = false;
 
   struct Layout {
     int64_t size = 0;

@@ -19,8 +19,7 @@ class AttnScores {
     int64_t strip, panels;
 
     // For A of at most `rows` rows. Of a B that several A are multiplied with,
-    // the panels are kept if they are not too large. `least` is how large their
-    // memory is at least.
+    // the panels are kept. `least` is how large their memory is at least.
     Layout(
         ScratchLayout& scratch,
         int64_t /*m*/,
@@ -29,8 +28,7 @@ class AttnScores {
         int64_t terms,
         bool several,
         int64_t least)
-        : keeps(several && terms <= KEPT_TERMS),
-          kc(std::min(cols <= Fma::LANES ? ATTN_TERMS : ATTN_BLOCK, terms)) {
+        : keeps(several), kc(std::min(ATTN_BLOCK, terms)) {
       strip = scratch.add(Fma::MR * kc);
       panels = scratch.add(
           std::max(
@@ -78,7 +76,6 @@ class AttnScores {
 
  private:
   using Fma = AttnFma<T>;
-  static constexpr int64_t KEPT_TERMS = 1024;
 
   Layout layout_;
   T *strip_, *panels_;

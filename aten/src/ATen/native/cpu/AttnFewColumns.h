@@ -1,0 +1,76 @@
+#pragma once
+
+#include <ATen/native/cpu/AttnDot.h>
+#include <ATen/native/cpu/AttnFma.h>
+#include <ATen/native/cpu/AttnSchedule.h>
+
+namespace at::native {
+inline namespace CPU_CAPABILITY {
+
+// C (M x N) (+)= A (M x K) B (K x N) for a tile A and a B of so few columns
+// that a vector of them would be half empty. It makes Cᵀ = Bᵀ Aᵀ, whose vectors
+// are full, and transposes it.
+template <typename T>
+class AttnFewColumns {
+ public:
+  using Fma = AttnFma<T>;
+  static constexpr int64_t MAX_COLS = Fma::LANES / 2;
+
+  static bool fits(int64_t cols) {
+    return cols <= MAX_COLS;
+  }
+
+  // Of scratch memory, in elements of T, for sides of A of at most `size`.
+  struct Layout {
+    int64_t b_t, c_t, c;
+
+    Layout(ScratchLayout& scratch, int64_t size)
+        : b_t(scratch.add(at::round_up(MAX_COLS, Fma::MR) * size)),
+          c_t(scratch.add(tile_size<T>(MAX_COLS, size))),
+          c(scratch.add(MAX_COLS * size)) {}
+  };
+
+  AttnFewColumns(const Layout& layout, T* scratch)
+      : b_t_(scratch + layout.b_t),
+        c_t_(scratch + layout.c_t),
+        c_(scratch + layout.c) {}
+
+  // To a C of lower precision nothing is added.
+  template <typename S, typename O>
+  void product(
+      bool first,
+      int64_t rows,
+      const typename Fma::Left& a,
+      const Matrix<const S>& b,
+      O* c) {
+    const auto terms = b.rows, cols = b.cols;
+    const auto ld = tile_ld<T>(rows);
+    copy_rows(b_t_, terms, b.t());
+    if (a.transposed) {
+      const auto end =
+          Fma::kernel_rows(cols % Fma::MR) + cols / Fma::MR * Fma::MR;
+      std::fill(b_t_ + cols * terms, b_t_ + end * terms, T(0));
+      const typename Fma::Right right{a.data, a.ld, rows, nullptr, terms};
+      Fma::product(true, cols, rows, {b_t_, terms}, right, c_t_, ld);
+    } else {
+      const Matrix<const T> a_rows{a.data, rows, terms, a.ld, 1};
+      AttnDot<T>::product(cols, b_t_, terms, a_rows, false, c_t_, ld);
+    }
+    const T* result = c_t_;
+    if (cols > 1) {
+      transpose(c_t_, ld, c_, cols, cols, rows);
+      result = c_;
+    }
+    if constexpr (std::is_same_v<T, O>) {
+      add_sum(first, c, result, rows * cols);
+    } else {
+      convert(c, result, rows * cols);
+    }
+  }
+
+ private:
+  T *b_t_, *c_t_, *c_;
+};
+
+} // namespace CPU_CAPABILITY
+} // namespace at::native

@@ -1,0 +1,105 @@
+#pragma once
+
+#include <ATen/native/cpu/AttnScores.h>
+
+namespace at::native {
+inline namespace CPU_CAPABILITY {
+
+// The forward of a task by FMA. See Note [Tiles of attn].
+template <typename S>
+class FmaForward {
+ public:
+  using T = at::opmath_type<S>;
+  static constexpr int64_t ROW_STEP = AttnFma<T>::MR;
+
+  // Of scratch memory, in elements of T.
+  struct Layout {
+    int64_t chunk; // rows of the tile
+    bool few_rows; // of attn
+    ScratchLayout scratch;
+    typename AttnScores<S>::Layout scores;
+    int64_t tile, v_panels, acc, size;
+
+    // Of all m rows some are a task's.
+    Layout(int64_t rows, int64_t m, int64_t n, int64_t d, int64_t e)
+        : chunk(std::min(at::round_up(rows, MR), MC)),
+          few_rows(m <= MR / 2),
+          scores(scratch, m, chunk, std::min(n, ATTN_BLOCK), d, true, 0) {
+      n = std::min(n, ATTN_BLOCK);
+      tile = scratch.add(tile_size<T>(chunk, n));
+      v_panels = scratch.add(Fma::packed_size(n, e));
+      acc = scratch.add(std::is_same_v<T, S> && !few_rows ? 0 : chunk * e);
+      size = scratch.size();
+    }
+  };
+
+  FmaForward(const Layout& layout, T* scratch)
+      : layout_(layout),
+        scores_(layout.scores, scratch),
+        tile_(scratch + layout.tile),
+        v_panels_(scratch + layout.v_panels),
+        acc_(scratch + layout.acc) {}
+
+  template <typename O>
+  void forward(
+      bool first,
+      const Matrix<const S>& q,
+      const Matrix<const S>& k,
+      const Matrix<const S>& v,
+      const Matrix<S>& attn,
+      bool stream,
+      O* out) {
+    for (int64_t i = 0; i < q.rows; i += layout_.chunk) {
+      const auto rows = std::min(layout_.chunk, q.rows - i);
+      ld_ = tile_ld<T>(k.rows);
+      clear_edges(tile_, rows, attn.cols, ld_);
+      scores_.product(i > 0, q.block(i, 0, rows, q.cols), k, tile_, ld_);
+      finish(attn.block(i, 0, rows, attn.cols), stream);
+      add_output(first, i == 0, rows, q.rows, v, out + i * v.cols);
+    }
+  }
+
+ private:
+  using Fma = AttnFma<T>;
+  static constexpr auto MR = Fma::MR;
+  static constexpr int64_t MC = 96;
+  static_assert(MC % MR == 0);
+
+  // attn = tile = tanh(tile)
+  void finish(const Matrix<S>& attn, bool stream) {
+    for (const auto i : c10::irange(attn.rows)) {
+      S* dst = attn.data + i * attn.row_stride;
+      T* tile = tile_ + i * ld_;
+      for (int64_t j = 0; j < attn.cols; j += pair_size<T>) {
+        const auto x = attn_tanh_for<S>(load<T>(tile + j), attn.cols - j);
+        store(dst + j, x, attn.cols - j, stream);
+        store(tile + j, round_to<S>(x), attn.cols - j);
+      }
+    }
+  }
+
+  // out (+)= tile v, for some of so many rows
+  template <typename O>
+  void add_output(
+      bool first,
+      bool pack,
+      int64_t rows,
+      int64_t all_rows,
+      const Matrix<const S>& v,
+      O* out) {
+    if (pack) {
+      v_right_ = Fma::right(v_panels_, v, all_rows, layout_.few_rows);
+    }
+    Fma::product_by(
+        acc_, first, rows, v.cols, {tile_, ld_}, v_right_, out, v.cols);
+  }
+
+  Layout layout_;
+  AttnScores<S> scores_;
+  T *tile_, *v_panels_, *acc_;
+  int64_t ld_ = 0;
+  typename Fma::Right v_right_{};
+};
+
+} // namespace CPU_CAPABILITY
+} // namespace at::native

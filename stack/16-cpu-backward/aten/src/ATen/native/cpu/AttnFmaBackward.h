@@ -1,0 +1,133 @@
+#pragma once
+
+#include <ATen/native/cpu/AttnScores.h>
+
+namespace at::native {
+inline namespace CPU_CAPABILITY {
+
+// The backward of a tile by FMA. See Note [Tiles of attn].
+template <typename S>
+class FmaBackward {
+ public:
+  using T = at::opmath_type<S>;
+  static constexpr int64_t ROW_STEP = 4;
+  static constexpr int64_t MIN_ROWS = 48;
+  static constexpr bool sums_columns = false;
+
+  // Of scratch memory, in elements of T, for tiles of so many rows and columns.
+  struct Layout {
+    ScratchLayout scratch;
+    typename AttnScores<S>::Layout scores;
+    int64_t tile, attn_tile, grad_tile, products, size;
+
+    Layout(int64_t rows, int64_t cols, int64_t d, int64_t e)
+        : scores(
+              scratch,
+              rows,
+              rows,
+              cols,
+              e,
+              false,
+              Fma::packed_size(
+                  std::max(rows, cols), std::min(ATTN_BLOCK, std::max(d, e)))) {
+      const auto elements = tile_size<T>(rows, cols);
+      tile = scratch.add(elements);
+      attn_tile = scratch.add(elements);
+      grad_tile = scratch.add(elements);
+      products = scratch.add(
+          (std::is_same_v<T, S> ? FEW_ROWS : std::max(rows, cols)) *
+          std::min(ATTN_BLOCK, std::max(d, e)));
+      size = scratch.size();
+    }
+  };
+
+  FmaBackward(const Layout& layout, T* scratch)
+      : scores_(layout.scores, scratch),
+        tile_(scratch + layout.tile),
+        attn_tile_(scratch + layout.attn_tile),
+        grad_tile_(scratch + layout.grad_tile),
+        products_(scratch + layout.products) {}
+
+  void start(const AttnTile<S>& matrices, bool with_scores) {
+    const auto& [q, k, v, attn, grad_output, grad_attn] = matrices;
+    q_ = q;
+    k_ = k;
+    grad_output_ = grad_output;
+    rows_ = attn.rows;
+    cols_ = attn.cols;
+    ld_ = tile_ld<T>(cols_);
+    copy_rows(attn_tile_, ld_, attn);
+    clear_edges(attn_tile_, rows_, cols_, ld_);
+    clear_edges(tile_, rows_, cols_, ld_);
+    if (!with_scores) {
+      return;
+    }
+    const bool has_grad = grad_attn.data != nullptr;
+    if (has_grad) {
+      copy_rows(grad_tile_, ld_, grad_attn);
+    }
+    scores_.product(false, grad_output, v, tile_, ld_);
+    finish(rows_, cols_, has_grad);
+  }
+
+  template <typename O>
+  void add_grad_q(bool first, O* total) {
+    add_to(first, rows_, {tile_, ld_}, k_, total);
+  }
+  template <typename O>
+  void add_grad_k(bool first, O* total) {
+    add_to(first, cols_, {tile_, ld_, true}, q_, total);
+  }
+  template <typename O>
+  void add_grad_v(bool first, O* total) {
+    add_to(first, cols_, {attn_tile_, ld_, true}, grad_output_, total);
+  }
+  static void finish_block(const Matrix<S>& dst, const T* total) {
+    convert(dst.data, total, dst.rows * dst.cols);
+  }
+
+ private:
+  using Fma = AttnFma<T>;
+  static constexpr auto MR = Fma::MR;
+  static constexpr auto FEW = MR / 2;
+  static constexpr int64_t FEW_ROWS = 8; // of a product whose sums are in parts
+
+  // tile = (tile + grad_attn) (1 - attn²)
+  void finish(int64_t rows, int64_t cols, bool has_grad) {
+    for (const auto i : c10::irange(rows)) {
+      T* tile = tile_ + i * ld_;
+      for (int64_t j = 0; j < cols; j += pair_size<T>) {
+        auto x = load<T>(tile + j);
+        if (has_grad) {
+          x = x + load<T>(grad_tile_ + i * ld_ + j);
+        }
+        store(tile + j, tanh_backward(x, load<T>(attn_tile_ + i * ld_ + j)));
+      }
+    }
+  }
+
+  // out (+)= a x, for a tile or its transpose; all of it if out is of lower
+  // precision
+  template <typename O>
+  void add_to(
+      bool first,
+      int64_t rows,
+      const typename Fma::Left& a,
+      const Matrix<const S>& x,
+      O* out) {
+    for (int64_t p = 0; p < x.cols; p += ATTN_BLOCK) {
+      const auto cols = std::min(ATTN_BLOCK, x.cols - p);
+      const auto right = Fma::right(
+          scores_.panels(), x.block(0, p, x.rows, cols), rows, rows <= FEW);
+      Fma::product_by(products_, first, rows, cols, a, right, out + p, x.cols);
+    }
+  }
+
+  AttnScores<S> scores_;
+  T *tile_, *attn_tile_, *grad_tile_, *products_;
+  int64_t rows_ = 0, cols_ = 0, ld_ = 0;
+  Matrix<const S> q_{}, k_{}, grad_output_{};
+};
+
+} // namespace CPU_CAPABILITY
+} // namespace at::native
