@@ -348,11 +348,16 @@ by_small_or_empty_case = by_case_in(
 )
 
 
+def dtype_pattern(dtype):
+    """A pattern of its name in a message; a meta function in Python names it otherwise."""
+    names = (str(dtype), torch.empty(0, dtype=dtype).type()[6:-6])
+    return f"({'|'.join(map(re.escape, names))})(?!\\w)"
+
+
 def unsupported(device):
     """A dtype, where to make tensors of it, with values or without, and what attn says."""
     for dtype in unsupported_dtypes():
-        names = (str(dtype), torch.empty(0, dtype=dtype).type()[6:-6])
-        said = f"^{re.escape(FLOATING)}({'|'.join(map(re.escape, names))})(?!\\w)"
+        said = f"^{re.escape(FLOATING)}{dtype_pattern(dtype)}"
         for where, mode in (
             (device, nullcontext()),
             ("meta", nullcontext()),

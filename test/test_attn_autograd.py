@@ -2,9 +2,11 @@
 
 """Derivatives of attn beyond the first gradient, and how it fits into autograd."""
 
+import re
 import threading
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from itertools import combinations, product
 from typing import NamedTuple
@@ -17,6 +19,7 @@ from test_attn import (
     by_case_in,
     by_small_or_empty_case,
     Case,
+    dtype_pattern,
     evaluate,
     GRADIENTS,
     SMALL,
@@ -27,6 +30,7 @@ from test_attn import (
 
 import torch
 import torch.utils._pytree as pytree
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.func import jvp, vjp
@@ -43,10 +47,42 @@ from torch.utils.checkpoint import checkpoint
 by_small_case = by_case_in((SMALL, SMALL_BATCH))
 
 
+# What attn, and a gradient given, is not.
+WRONG = {
+    "transposed": lambda x: x.mT,
+    "one_row": lambda x: x[..., :1, :],
+    "no_row": lambda x: x[..., :0, :],
+    "one_column": lambda x: x[..., :1],
+    "more_rows": lambda x: x.repeat_interleave(9, -2),
+    "0d": lambda x: x.sum(),
+    "first": lambda x: x[0],
+    "batch": lambda x: x[None],
+    "half": lambda x: torch.zeros_like(x, dtype=torch.half),
+    "double": lambda x: torch.zeros_like(x, dtype=torch.double),
+    "cdouble": lambda x: torch.zeros_like(x, dtype=torch.cdouble),
+    "bool": lambda x: torch.zeros_like(x, dtype=torch.bool),
+    "on_meta": lambda x: torch.zeros_like(x, device="meta"),
+}
+# What attn refuses too, by the same check.
+REFUSED = {
+    "d": ("q", lambda q: q[..., :1], "attn: q (*, m, d) and k (*, n, d) must"),
+    "n": ("v", lambda v: v[..., :1, :], "attn: k (*, n, d) and v (*, n, e) must"),
+    "dims": ("k", lambda k: k[None], "attn: q, k and v must have the same number"),
+    "0d": ("q", lambda q: q.sum(), "attn: q, k and v must have at least 2"),
+    "dtype": ("v", WRONG["half"], "attn: q, k and v must have the same dtype"),
+}
+
+
 def subsets(names):
     return [
         some for size in range(len(names)) for some in combinations(names, size + 1)
     ]
+
+
+def described(x):
+    """A pattern of how a message describes x."""
+    size = re.escape(str([*x.shape]))
+    return f"{dtype_pattern(x.dtype)} of sizes {size} on {x.device}"
 
 
 def like(tensors):
@@ -658,6 +694,39 @@ class TestAttnAutograd(AttnTestCase):
                         torch.ops.aten._attn_backward(
                             *given, q, k, v, attn, (True,) * 3
                         )
+
+    def assert_backward_refuses(self, arguments, message):
+        for mask in product((True, False), repeat=3):
+            with self.assertRaisesRegex(RuntimeError, f"^{message}"):
+                torch.ops.aten._attn_backward(*arguments.values(), mask)
+
+    # By any kernel, and by what stands for one where there are no values.
+    @by_case_in((SMALL, SMALL._replace(name="batch", batch=(3,))))
+    @parametrize("where", ("device", "meta", "fake"))
+    @dtypes(torch.float, torch.cfloat)
+    def test_backward_of_wrong_arguments(self, device, dtype, where, case):
+        place = "meta" if where == "meta" else device
+        with FakeTensorMode() if where == "fake" else nullcontext():
+            (q, k, v), (grad_output, grad_attn) = case.make(place, dtype)
+            right = {
+                "grad_output": grad_output,
+                "grad_attn": grad_attn,
+                **{"q": q, "k": k, "v": v},
+                "attn": torch.zeros_like(grad_attn),
+            }
+            for name, kind in product(("grad_output", "grad_attn", "attn"), WRONG):
+                x, wrong = right[name], WRONG[kind](right[name])
+                if kind == "on_meta" and where != "device":
+                    continue
+                must = f"_attn_backward: {name} must be {described(x)}"
+                message = f"{must}, but got {described(wrong)}$"
+                with self.subTest(argument=name, kind=kind):
+                    self.assert_backward_refuses(right | {name: wrong}, message)
+            for kind, (name, wrong, message) in REFUSED.items():
+                with self.subTest(argument=name, kind=kind):
+                    self.assert_backward_refuses(
+                        right | {name: wrong(right[name])}, re.escape(message)
+                    )
 
     def test_deterministic(self, device):
         case = Case("deterministic", 65, 33, 128, 70, batch=(3,))

@@ -7,15 +7,12 @@ import math
 import mmap
 import os
 import random
-import re
 import subprocess
 import sys
 import tempfile
 import unittest
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate, combinations, product
-from typing import NamedTuple
 
 import numpy as np
 from attn_function import gradients, INPUTS, OUTPUTS
@@ -31,7 +28,6 @@ from test_attn import (
     LAYOUTS,
     RESULTS,
     rule,
-    SMALL,
     USED,
     widen,
 )
@@ -479,18 +475,21 @@ def digests():
     return {part: digest.hexdigest() for part, digest in found.items()}
 
 
-def run_edges():
-    """For a process of its own: the tests of EDGES, then a line of JSON on them."""
-    result = unittest.main(__name__, argv=["", "-k", "edges"], exit=False).result
-    report = {
+def report_on(module, pattern):
+    """What became of the tests of ``module`` whose names have ``pattern`` in them."""
+    result = unittest.main(module, argv=["", "-k", pattern], exit=False).result
+    return {
         "capability": torch.backends.cpu.get_cpu_capability().replace(
             "NO AVX", "DEFAULT"
         ),
         "tests": result.testsRun,
         "passed": result.wasSuccessful(),
-        "digests": digests(),
     }
-    print(json.dumps(report))
+
+
+def run_edges():
+    """For a process of its own: the tests of EDGES, then a line of JSON on them."""
+    print(json.dumps(report_on(__name__, "edges") | {"digests": digests()}))
 
 
 def in_process(function, **environment):
@@ -508,59 +507,6 @@ def in_process(function, **environment):
     if process.returncode != 0:
         raise RuntimeError(process.stdout + process.stderr)
     return json.loads(process.stdout.splitlines()[-1]), process.stderr
-
-
-class Mistake(NamedTuple):
-    """Arguments of _attn_backward made of right ones, and how the message begins."""
-
-    name: str
-    wrong: dict[str, Callable]
-    message: str
-
-
-def mistakes():
-    sizes = {"attn": (2, 4), "grad_attn": (2, 4), "grad_output": (2, 5)}
-    for name, (rows, cols) in sizes.items():
-        must = f"_attn_backward: {name} must be Float of sizes [{rows}, {cols}] on cpu"
-        for kind, wrong, got in (
-            ("transposed", lambda x: x.mT, f"Float of sizes [{cols}, {rows}]"),
-            ("one_row", lambda x: x[:1], f"Float of sizes [1, {cols}]"),
-            ("no_row", lambda x: x[:0], f"Float of sizes [0, {cols}]"),
-            ("one_column", lambda x: x[:, :1], f"Float of sizes [{rows}, 1]"),
-            ("more_rows", lambda x: x.repeat(9, 1), f"Float of sizes [18, {cols}]"),
-            ("0d", lambda x: x.sum(), "Float of sizes []"),
-            ("1d", lambda x: x.flatten(), f"Float of sizes [{rows * cols}]"),
-            ("batch", lambda x: x[None], f"Float of sizes [1, {rows}, {cols}]"),
-            ("double", lambda x: x.double(), "Double of"),
-            ("half", lambda x: x.half(), "Half of"),
-            ("complex", lambda x: x.cfloat(), "ComplexFloat of"),
-            ("bool", lambda x: x.bool(), "Bool of"),
-        ):
-            yield Mistake(f"{name}_{kind}", {name: wrong}, f"{must}, but got {got}")
-    # The same mistakes as attn's are found by the same check.
-    for name, wrong, message in (
-        ("d", {"q": lambda q: q[:, :1]}, "attn: q (*, m, d) and k (*, n, d) must"),
-        ("n", {"v": lambda v: v[:1]}, "attn: k (*, n, d) and v (*, n, e) must"),
-        (
-            "dims",
-            {"k": lambda k: k[None]},
-            "attn: q, k and v must have the same number",
-        ),
-        ("0d", {"q": lambda q: q.sum()}, "attn: q, k and v must have at least 2"),
-        (
-            "dtype",
-            {"v": lambda v: v.half()},
-            "attn: q, k and v must have the same dtype",
-        ),
-    ):
-        yield Mistake(name, wrong, message)
-    # Where q, k and v are in a batch, all else must be.
-    for name in sizes:
-        batched = dict.fromkeys(
-            {*INPUTS, *sizes} - {name}, lambda x: x.expand(3, 2, -1, -1)
-        )
-        message = f"_attn_backward: {name} must be Float of sizes [3, 2, "
-        yield Mistake(f"unbatched_{name}", batched, message)
 
 
 class KernelTestCase(AttnTestCase):
@@ -587,6 +533,19 @@ class KernelTestCase(AttnTestCase):
             reference(inputs, grads, used),
         )
 
+    def reports_by_capability(self, function):
+        """What a process of its own reports of passed tests, for each instruction set below
+        the best that the machine has.
+        """
+        best = torch.backends.cpu.get_cpu_capability().replace("NO AVX", "DEFAULT")
+        if best not in CAPABILITIES:
+            self.skipTest(f"{best} is another architecture's")
+        for capability in CAPABILITIES[: CAPABILITIES.index(best)]:
+            report, log = in_process(function, ATEN_CPU_CAPABILITY=capability.lower())
+            self.assertEqual(report["capability"], capability)
+            self.assertTrue(report["passed"], msg=log)
+            yield report
+
     def assert_exact(self, dtype, case):
         inputs, grads = exact(case, dtype)
         expected = attn_composed(*widen(inputs))
@@ -608,22 +567,6 @@ class TestAttnKernel(KernelTestCase):
     @by_dtype
     def test_values_and_gradients(self, device, dtype, case):
         self.assert_results(dtype, case)
-
-    # What the table leaves out. Small and large sizes meet in any way, and what is left of a
-    # block may want another kernel than the block.
-    @by_dtype
-    def test_random_sizes(self, device, dtype):
-        seed = random.SystemRandom().randrange(10**6)
-        rng = random.Random(seed)
-
-        def size(largest):
-            return rng.randint(1, rng.choice((17, 100, largest)))
-
-        for _ in range(40):
-            sizes = size(700), size(700), size(1100), size(1100)
-            case = sized(*sizes, *rng.choice(((), (), (1,), (2,), (3,))))
-            with self.subTest(seed=seed, case=case.name):
-                self.assert_results(dtype, case)
 
     # 1 - attn**2 cancels; or attn is as small as the scores. Of few scores the composed
     # maths may round all well by luck.
@@ -732,18 +675,6 @@ class TestAttnKernel(KernelTestCase):
             guarded = [Guarded(x.mT, at_end).tensor.mT for x in tensors]
             self.assert_bitwise(both_ways(*guarded), expected)
 
-    @by_case_in(SHARED)
-    @by_dtype
-    def test_number_of_threads(self, device, dtype, case):
-        inputs, grads = case.make(device, dtype)
-        self.addCleanup(torch.set_num_threads, torch.get_num_threads())
-        torch.set_num_threads(1)
-        expected = evaluate(torch.attn, inputs, grads)
-        for count in (1, 2, 3, 5, 8, 8, 8, 16):
-            torch.set_num_threads(count)
-            with self.subTest(threads=count):
-                self.assert_bitwise(evaluate(torch.attn, inputs, grads), expected)
-
     @by_dtype
     def test_callers_at_once(self, device, dtype):
         calls = [case.make(device, dtype) for case in SHARED]
@@ -774,23 +705,6 @@ class TestAttnKernel(KernelTestCase):
             self.assertEqual([inside for inside, _ in found], [1, 1, 1])
             for _, results in found:
                 self.assert_bitwise(results, expected)
-
-    @parametrize("layout", (LAYOUTS | BATCH_LAYOUTS | {"negative": None}).keys())
-    @by_dtype
-    def test_layout(self, device, dtype, layout):
-        """The same bits whatever the layout of any argument, or of all."""
-        # This one the kernel never sees.
-        layouts = LAYOUTS | BATCH_LAYOUTS | {"negative": torch._neg_view}
-        for case in VARIED:
-            inputs, grads = case.make(device, dtype)
-            tensors = *inputs, *grads, grads[1].clamp(-1, 1)
-            given = [layouts[layout](x) for x in tensors]
-            others = [compact(x) for x in given]
-            expected = both_ways(*others)
-            for changed in (*((i,) for i in range(6)), range(6)):
-                with self.subTest(case=case.name, changed=changed):
-                    mixed = [given[i] if i in changed else others[i] for i in range(6)]
-                    self.assert_bitwise(both_ways(*mixed), expected)
 
     # In reduced precision another order of a sum shows in few of the results.
     @by_case_in((sized(6, 400, 1000, 20), sized(400, 6, 1000, 20)))
@@ -857,15 +771,9 @@ class TestAttnKernel(KernelTestCase):
 
     @unittest.skipIf(TEST_WITH_ASAN, "too slow with ASan")
     def test_instruction_sets(self, device):
-        best = torch.backends.cpu.get_cpu_capability().replace("NO AVX", "DEFAULT")
-        if best not in CAPABILITIES:
-            self.skipTest(f"{best} is another architecture's")
         found = [digests()]
-        for capability in CAPABILITIES[: CAPABILITIES.index(best)]:
-            report, log = in_process(run_edges, ATEN_CPU_CAPABILITY=capability.lower())
-            self.assertEqual(report["capability"], capability)
+        for report in self.reports_by_capability(run_edges):
             self.assertGreater(report["tests"], 5 * len(EDGES))
-            self.assertTrue(report["passed"], msg=log)
             found.append(report["digests"])
         # Each has a kernel of its own: the order of a sum's terms depends on how many rows
         # and columns fit in the registers, so the last bits differ.
@@ -938,22 +846,6 @@ class TestAttnKernel(KernelTestCase):
             torch.ones_like(q), k.mT, q, k, k, k.mT, (True, False, False)
         )
         self.assertEqual(grad_q.item(), 2.25)
-
-    @parametrize("mistake", list(mistakes()), name_fn=lambda mistake: mistake.name)
-    def test_error(self, device, mistake):
-        inputs, grads = SMALL.make(device, torch.float)
-        arguments = dict(
-            zip(
-                ("grad_output", "grad_attn", *INPUTS, "attn"),
-                (*grads, *inputs, torch.attn(*inputs).attn),
-            )
-        )
-        for name, wrong in mistake.wrong.items():
-            arguments[name] = wrong(arguments[name])
-        message = "^" + re.escape(mistake.message)
-        for mask in product((True, False), repeat=3):
-            with self.assertRaisesRegex(RuntimeError, message):
-                aten._attn_backward(*arguments.values(), mask)
 
 
 instantiate_device_type_tests(TestAttnKernel, globals(), only_for="cpu")
