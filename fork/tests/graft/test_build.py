@@ -347,6 +347,23 @@ def test_our_libtorch_needs_upstreams(grafted):
     assert next(places) == next(places)
 
 
+def test_instruction_sets_share_no_symbol_of_ours(grafted):
+    """Of a weak symbol the linker keeps one, of which AVX-512's must not run where there is none.
+
+    What PyTorch's and C++'s own headers define is everywhere. What is made of ours, be it a
+    template of theirs, has our namespace in its name.
+    """
+    graft, _ = grafted
+    sets: dict[str, set[str]] = {}
+    for file in (graft.dir / "cmake").rglob("*.*.cpp.o"):
+        _, instruction_set, *_ = file.name.split(".")
+        said = subprocess.check_output(["nm", "--demangle", "--defined-only", file], text=True)
+        for symbol in re.findall(r"^\w+ [uVvWw] (.*at::native::.*)", said, re.M):
+            sets.setdefault(symbol, set()).add(instruction_set)
+    assert "DEFAULT" in set.union(*sets.values())
+    assert {symbol: found for symbol, found in sets.items() if len(found) > 1} == {}
+
+
 def dynamic(library: Path, tag: str) -> list[str]:
     """What the library's dynamic section has for `tag`, by readelf, which g++ brings."""
     said = subprocess.check_output(["readelf", "--dynamic", library], text=True)
