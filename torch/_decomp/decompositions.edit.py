@@ -63,6 +63,27 @@ def _check_attn(q: Tensor, k: Tensor, v: Tensor) -> None:
     )
 
 
+# A result of attn, or its gradient: q's sizes but for the last one.
+def _check_attn_result(
+    name: str, x: "Tensor | None", q: Tensor, cols: "int | torch.SymInt"
+) -> None:
+    if x is None:
+        return
+    sizes = [*q.shape[:-1], cols]
+
+    def message() -> str:
+        return (
+            f"_attn_backward: {name} must be {q.dtype} of sizes {sizes} on "
+            f"{q.device}, but got {x.dtype} of sizes {list(x.shape)} on {x.device}"
+        )
+
+    torch._check(
+        x.dtype == q.dtype and x.device == q.device and x.dim() == q.dim(), message
+    )
+    for found, size in zip(x.shape, sizes):
+        torch._check(found == size, message)
+
+
 @register_decomposition(aten.attn.default)
 def attn(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     _check_attn(q, k, v)
@@ -81,6 +102,9 @@ def _attn_backward(
     output_mask: list[bool],
 ) -> "tuple[Tensor | None, Tensor | None, Tensor | None]":
     _check_attn(q, k, v)
+    _check_attn_result("attn", attn, q, k.shape[-2])
+    _check_attn_result("grad_attn", grad_attn, q, k.shape[-2])
+    _check_attn_result("grad_output", grad_output, q, v.shape[-1])
     grad_q = grad_k = grad_v = None
     needs_q, needs_k, needs_v = output_mask
     if (needs_q or needs_k) and not (grad_output is None and grad_attn is None):

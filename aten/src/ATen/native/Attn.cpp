@@ -2,6 +2,9 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/native/Attn.h>
 #include <c10/core/ScalarType.h>
+#include <c10/core/SymBool.h>
+#include <c10/core/SymInt.h>
+#include <c10/util/DimVector.h>
 #include <c10/util/Exception.h>
 
 #ifndef AT_PER_OPERATOR_HEADERS
@@ -14,6 +17,7 @@
 #include <ATen/ops/tanh_backward.h>
 #endif
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <optional>
@@ -37,6 +41,41 @@ bool is_attn_dtype(c10::ScalarType type) {
     default:
       return false;
   }
+}
+
+// A result of attn, or its gradient: q's sizes but for the last one.
+void check_attn_result(
+    const char* name,
+    const Tensor& x,
+    const Tensor& q,
+    const c10::SymInt& cols) {
+  if (!x.defined()) {
+    return;
+  }
+  c10::SymDimVector sizes(q.sym_sizes().begin(), q.sym_sizes().end());
+  sizes.back() = cols;
+  const auto found = x.sym_sizes();
+  c10::SymBool right = x.scalar_type() == q.scalar_type() &&
+      x.device() == q.device() && found.size() == sizes.size();
+  for (size_t i = 0; i < std::min(found.size(), sizes.size()); ++i) {
+    right = right.sym_and(found[i].sym_eq(sizes[i]));
+  }
+  TORCH_SYM_CHECK(
+      right,
+      "_attn_backward: ",
+      name,
+      " must be ",
+      q.scalar_type(),
+      " of sizes ",
+      c10::SymIntArrayRef(sizes),
+      " on ",
+      q.device(),
+      ", but got ",
+      x.scalar_type(),
+      " of sizes ",
+      found,
+      " on ",
+      x.device());
 }
 
 } // namespace
@@ -116,6 +155,19 @@ void check_attn_inputs(
       v_sizes);
 }
 
+void check_attn_backward_inputs(
+    const Tensor& grad_output,
+    const Tensor& grad_attn,
+    const Tensor& q,
+    const Tensor& k,
+    const Tensor& v,
+    const Tensor& attn) {
+  check_attn_inputs(q, k, v, q.sym_sizes(), k.sym_sizes(), v.sym_sizes());
+  check_attn_result("attn", attn, q, k.sym_size(-2));
+  check_attn_result("grad_attn", grad_attn, q, k.sym_size(-2));
+  check_attn_result("grad_output", grad_output, q, v.sym_size(-1));
+}
+
 // attn = tanh(q kᵀ), output = attn v
 std::tuple<Tensor, Tensor> attn(
     const Tensor& q, const Tensor& k, const Tensor& v) {
@@ -139,9 +191,9 @@ std::tuple<Tensor, Tensor, Tensor> _attn_backward(
     const Tensor& v,
     const Tensor& attn,
     std::array<bool, 3> output_mask) {
-  check_attn_inputs(q, k, v, q.sym_sizes(), k.sym_sizes(), v.sym_sizes());
   const Tensor grad_output = grad_output_opt.value_or(Tensor());
   const Tensor grad_attn = grad_attn_opt.value_or(Tensor());
+  check_attn_backward_inputs(grad_output, grad_attn, q, k, v, attn);
   Tensor grad_q, grad_k, grad_v;
 
   if ((output_mask[0] || output_mask[1]) &&

@@ -10,33 +10,6 @@
 
 namespace at::native {
 
-// A result of attn, or its gradient: q's sizes but for the last one.
-static void check_attn_result(
-    const char* name, const Tensor& x, const Tensor& q, int64_t cols) {
-  if (!x.defined()) {
-    return;
-  }
-  DimVector sizes(q.sizes());
-  sizes.back() = cols;
-  TORCH_CHECK(
-      x.scalar_type() == q.scalar_type() && x.device() == q.device() &&
-          x.sizes() == sizes,
-      "_attn_backward: ",
-      name,
-      " must be ",
-      q.scalar_type(),
-      " of sizes ",
-      sizes,
-      " on ",
-      q.device(),
-      ", but got ",
-      x.scalar_type(),
-      " of sizes ",
-      x.sizes(),
-      " on ",
-      x.device());
-}
-
 AttnGradients empty_attn_gradients(
     const std::optional<Tensor>& grad_output,
     const std::optional<Tensor>& grad_attn,
@@ -48,10 +21,8 @@ AttnGradients empty_attn_gradients(
   AttnGradients found;
   found.grad_output = grad_output.value_or(Tensor());
   found.grad_attn = grad_attn.value_or(Tensor());
-  check_attn_inputs(q, k, v, q.sym_sizes(), k.sym_sizes(), v.sym_sizes());
-  check_attn_result("attn", attn, q, k.size(-2));
-  check_attn_result("grad_attn", found.grad_attn, q, k.size(-2));
-  check_attn_result("grad_output", found.grad_output, q, v.size(-1));
+  check_attn_backward_inputs(
+      found.grad_output, found.grad_attn, q, k, v, attn);
   if (found.grad_output.defined() || found.grad_attn.defined()) {
     if (output_mask[0]) {
       found.grad_q = at::empty(q.sizes(), q.options());
