@@ -168,6 +168,9 @@ class AttnBrgemm {
     if (x.col_stride == 1) {
       return count >= W ? Vec::loadu(p) : Vec::loadu(p, count);
     }
+    if (x.col_stride == 0 && count >= W) {
+      return Vec(*p);
+    }
     alignas(64) S gathered[W] = {};
     for (const auto j : c10::irange(std::min(count, W))) {
       gathered[j] = p[j * x.col_stride];

@@ -144,6 +144,13 @@ void copy_rows(T* dst, int64_t dst_ld, const Matrix<const S>& x) {
     }
     return;
   }
+  // A row of one number, as the gradient of a sum is expanded.
+  if (x.col_stride == 0 && x.cols > 0) {
+    for (const auto i : c10::irange(x.rows)) {
+      std::fill_n(dst + i * dst_ld, x.cols, static_cast<T>(x.at(i, 0)));
+    }
+    return;
+  }
   if (x.row_stride == 1) {
     if constexpr (std::is_same_v<T, S>) {
       transpose(x.data, x.col_stride, dst, dst_ld, x.cols, x.rows);
