@@ -37,8 +37,12 @@ ARGUMENTS = *GIVEN, "attn"
 # Rows and columns of all kernels' blocks, tiles and vectors, for each instruction set.
 BLOCKS = (1, 3, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 288, 384, 1024)
 EDGES = sorted({n * x + i for x in BLOCKS for n in (1, 2) for i in (-1, 0, 1)} - {0})
-# The kernel never sees the last one.
-ALL_LAYOUTS = LAYOUTS | BATCH_LAYOUTS | {"negative": torch._neg_view}
+ALL_LAYOUTS = {
+    **LAYOUTS,
+    **BATCH_LAYOUTS,
+    "expanded": lambda x: x[..., :1, :1].expand_as(x),
+    "negative": torch._neg_view,  # which the kernel never sees
+}
 # The element (i, j) of an argument reaches these elements of the results, and no other:
 #   attn = tanh(q kᵀ), output = attn v
 # and with S̄ = (grad_output vᵀ + grad_attn) (1 - attn²), for an attn that is given,
