@@ -56,7 +56,7 @@ void check_attn_result(
   sizes.back() = cols;
   const auto found = x.sym_sizes();
   c10::SymBool right = x.scalar_type() == q.scalar_type() &&
-      x.device() == q.device() && found.size() == sizes.size();
+                       x.device() == q.device() && found.size() == sizes.size();
   for (size_t i = 0; i < std::min(found.size(), sizes.size()); ++i) {
     right = right.sym_and(found[i].sym_eq(sizes[i]));
   }

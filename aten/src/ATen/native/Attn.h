@@ -18,8 +18,8 @@ TORCH_API void check_attn_inputs(
     c10::SymIntArrayRef k_sizes,
     c10::SymIntArrayRef v_sizes);
 
-// The same for the arguments of _attn_backward. Raises an error for attn too, or
-// a gradient given, that is not as attn's result is.
+// The same for the arguments of _attn_backward. Raises an error for attn too,
+// or a gradient given, that is not as attn's result is.
 TORCH_API void check_attn_backward_inputs(
     const Tensor& grad_output,
     const Tensor& grad_attn,

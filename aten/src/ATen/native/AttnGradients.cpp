@@ -21,8 +21,7 @@ AttnGradients empty_attn_gradients(
   AttnGradients found;
   found.grad_output = grad_output.value_or(Tensor());
   found.grad_attn = grad_attn.value_or(Tensor());
-  check_attn_backward_inputs(
-      found.grad_output, found.grad_attn, q, k, v, attn);
+  check_attn_backward_inputs(found.grad_output, found.grad_attn, q, k, v, attn);
   if (found.grad_output.defined() || found.grad_attn.defined()) {
     if (output_mask[0]) {
       found.grad_q = at::empty(q.sizes(), q.options());
