@@ -1,4 +1,5 @@
-# Every target sets up what it needs. Variables: PYTHON, BASE, COMMIT, UPSTREAM (a source tree), CONFIGURE, SANITIZE.
+# Every target sets up what it needs. Variables: PYTHON, BASE, COMMIT, UPSTREAM (a source tree), CONFIGURE, MINUTES,
+# SANITIZE.
 # BASE is a release, or `installed`: the torch that PYTHON has, and all else too, so that nothing is downloaded.
 PYTHON ?= python3
 BASE ?=
@@ -6,6 +7,7 @@ COMMIT ?=
 UPSTREAM ?=
 CONFIGURE ?=
 SANITIZE ?=
+MINUTES ?=
 
 ifneq ($(BASE),)
 export ATTN_BASE := $(BASE)
@@ -27,8 +29,8 @@ test-long: ## the same with the slow ones: every float, the largest cases
 test-upstream: ## PyTorch's own suites on the release whose source is at hand
 	$(BOOTSTRAP) test-upstream $(if $(COMMIT),--commit $(COMMIT)) $(if $(UPSTREAM),--upstream $(UPSTREAM))
 
-test-stack: ## the lab's six suites and the operator's own tests on each commit of the stack
-	$(BOOTSTRAP) test-stack $(if $(UPSTREAM),--upstream $(UPSTREAM))
+test-stack: ## each commit of the stack built and tested by itself, where that is not in stack/results.json
+	$(BOOTSTRAP) test-stack $(if $(UPSTREAM),--upstream $(UPSTREAM)) $(if $(MINUTES),--minutes $(MINUTES))
 
 test-sanitizers: ## the operator's tests with AddressSanitizer and UndefinedBehaviorSanitizer in it
 	$(BOOTSTRAP) test-sanitizers

@@ -120,16 +120,15 @@ def test_upstream(commit: int | None, upstream: Path | None, only: tuple[str, ..
     sys.exit(suites.finish(results + own))
 
 
-@main.command("test-stack", example="--upstream ~/pytorch")
+@main.command("test-stack", example="--minutes 20")
 @SUITES_UPSTREAM
-def test_stack(upstream: Path | None) -> None:
-    """Run the lab's suites on each commit of the stack by itself (`make test-stack`).
+@click.option("--minutes", type=float, help="Begin no commit that takes longer than is left.")
+def test_stack(upstream: Path | None, minutes: float | None) -> None:
+    """Build and test each commit of the stack by itself (`make test-stack`).
 
-    A commit that went well is not run again until something that it is made of changes.
+    What passed is kept in stack/results.json, and not run again until something changes.
     """
-    rows = suites.run_stack(upstream)
-    print_wide(suites.stack_table(rows))
-    sys.exit(0 if all(row.ok for row in rows) else 1)
+    sys.exit(suites.finish_stack(*suites.run_stack(upstream, minutes)))
 
 
 @main.command("test-sanitizers")
@@ -192,7 +191,8 @@ def check(others: tuple[Path, ...], fetch: bool) -> None:
     At hand are the bases and sources below build/, the installed torch if it is pristine, and
     what --upstream names. Every commit is resolved; every anchor must match exactly one line.
     """
-    report(overlay.check(Stack(paths.ROOT), fetch=fetch, others=others))
+    stack = Stack(paths.ROOT)
+    report(overlay.check(stack, fetch=fetch, others=others) + suites.problems(stack))
 
 
 @main.command(example="4 /tmp/pytorch-4 --upstream ~/pytorch")

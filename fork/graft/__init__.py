@@ -1,7 +1,7 @@
 """The graft: a wheel of PyTorch in, a wheel of PyTorch with our operators out, and installed."""
 
 from fork.graft.base import INSTALLED, Base
-from fork.graft.build import open_graft
+from fork.graft.build import made_of, open_graft
 from fork.graft.cuda_check import cuda_check
 from fork.graft.install import graft_into, run_example
 
@@ -10,6 +10,7 @@ __all__ = [
     "Base",
     "cuda_check",
     "graft_into",
+    "made_of",
     "open_graft",
     "run_example",
 ]

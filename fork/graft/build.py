@@ -38,14 +38,18 @@ UPSTREAM_LIBRARY = "libtbase.so"
 
 
 class Graft:
-    """One commit of the stack on one base, in a build folder of its own."""
+    """One commit of the stack on one base, in a build folder of its own.
 
-    def __init__(self, stack: Stack, base: Base, number: int | None = None):
+    Commits may share a `folder`: from one to the next, only what differs is compiled.
+    """
+
+    def __init__(self, stack: Stack, base: Base, number: int | None = None, folder: str = ""):
         self.base = base
         self.commit = stack.commits[-1] if number is None else stack.commit(number)
         self.tree = stack.tree(self.commit.number)
         self.root = stack.root
-        self.dir = stack.root / "build" / "graft" / base.name / self.commit.folder.name
+        grafts = stack.root / "build" / "graft" / base.name
+        self.dir = grafts / (folder or self.commit.folder.name)
         # What the wheel gets: new and changed files, at their places.
         self.stage = self.dir / "stage"
         self.gen = self.dir / "gen"
@@ -109,17 +113,7 @@ class Graft:
         A file that changes while the graft compiles thus makes the next one compile again.
         """
         digest = hashlib.sha256(f"{sys.version}{self.base.record}{self.nvcc}".encode())
-        ours = [
-            self.root / "CMakeLists.txt",
-            *(f for d in PARTS for f in d.rglob("*.*")),
-            *(HERE.parent / m for m in MAKERS),
-        ]
-        files = {p.relative_to(self.root).as_posix(): p for p in ours}
-        for path, file in self.tree.items():
-            target = target_of(path) or path
-            if wheel_place(target) or is_source(target):  # not, say, a test
-                files[path] = file
-        for path, file in sorted(files.items()):
+        for path, file in sorted(made_of(self.root, self.tree).items()):
             digest.update(f"{path}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
         return digest.hexdigest()
 
@@ -263,13 +257,29 @@ class Graft:
             file.write_text((self.base.folder / place).read_text().rstrip("\n") + "\n\n" + ours)
 
 
-def open_graft(release: str, commit: int | None = None, *, of_pypi: bool = False) -> Graft:
+def made_of(root: Path, tree: dict[str, Path]) -> dict[str, Path]:
+    """The files of this clone that a wheel with the overlay `tree` is made of, by name."""
+    fork = HERE.parent
+    ours = [*(f for d in PARTS for f in d.rglob("*.*")), *(fork / m for m in MAKERS)]
+    files = {f"fork/{p.relative_to(fork).as_posix()}": p for p in ours}
+    files["CMakeLists.txt"] = root / "CMakeLists.txt"
+    for path, file in tree.items():
+        target = target_of(path) or path
+        if wheel_place(target) or is_source(target):  # not, say, a test
+            files[path] = file
+    return files
+
+
+def open_graft(
+    release: str, commit: int | None = None, *, of_pypi: bool = False, folder: str = ""
+) -> Graft:
     """Commits 1 to `commit` of this clone's stack on the base of `release`, which is fetched.
 
-    With `of_pypi` the base is PyPI's build of that release, not one for CPUs.
+    With `of_pypi` the base is PyPI's build of that release, not one for CPUs. `folder` is the
+    graft's own below those of the base.
     """
     bases = paths.BASES / "cuda" if of_pypi else paths.BASES
-    return Graft(Stack(paths.ROOT), get(release, bases, of_pypi), commit)
+    return Graft(Stack(paths.ROOT), get(release, bases, of_pypi), commit, folder)
 
 
 def with_soname(library: bytes, old: str, new: str) -> bytes:

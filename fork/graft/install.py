@@ -18,10 +18,13 @@ from fork.overlay import NATIVE, operators
 UNDER_WAY = "installing"
 
 
-def graft_into(venv: Path, release: str, commit: int | None = None) -> Graft:
-    """Grafts commits 1 to `commit` onto `release`, and installs the wheel in `venv`."""
+def graft_into(venv: Path, release: str, commit: int | None = None, *, folder: str = "") -> Graft:
+    """Grafts commits 1 to `commit` onto `release`, and installs the wheel in `venv`.
+
+    `folder` is the graft's own, which commits may share.
+    """
     with paths.alone():
-        graft = open_graft(release, commit)
+        graft = open_graft(release, commit, folder=folder)
         install(graft.build(), graft.fingerprint, venv)
     return graft
 

@@ -6,7 +6,8 @@ from fork.suites.course import run_course
 from fork.suites.files import SUITES
 from fork.suites.from_source import run_on_build
 from fork.suites.own import run_own, run_sanitized
-from fork.suites.report import finish, stack_table, table
+from fork.suites.plan import problems
+from fork.suites.report import finish, finish_stack, table
 from fork.suites.site import run_site
 
 __all__ = [
@@ -14,7 +15,8 @@ __all__ = [
     "bench",
     "bench_gpu",
     "finish",
-    "stack_table",
+    "finish_stack",
+    "problems",
     "table",
     "run_course",
     "run_own",

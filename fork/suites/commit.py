@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from fork import paths
 from fork.bootstrap import make_venv
 from fork.console import console, step
 from fork.errors import ForkError
-from fork.graft import graft_into, open_graft
+from fork.graft import graft_into
 from fork.overlay import NATIVE, Commit, Stack, Upstream, make_tree, suites_release
 from fork.source import pristine
 from fork.suites import torchbind
-from fork.suites.files import LAB, SUITES, own
+from fork.suites.files import SUITES, own
+from fork.suites.plan import REQUIREMENTS, Plan, problems
+from fork.suites.record import Passed, Record
 from fork.suites.report import all_failures
-from fork.suites.results import Result, Row
-from fork.suites.run import run_suites
+from fork.suites.results import Result
+from fork.suites.run import run_script, run_suites
 
-HERE = Path(__file__).parent
-REQUIREMENTS = HERE / "requirements.txt"
-# What decides how a commit is tested, beside the commit and its graft.
-RUNNERS = (*(HERE / f"{name}.py" for name in ("files", "results", "run")), REQUIREMENTS)
-
-# What no test of the operator reads.
-UNTESTED = ("benchmarks/", "docs/")
+SHARED = "stack"  # the folder in which `make test-stack` has its tree and its graft
 
 Ran = tuple[list[Result], list[Result]]  # upstream's suites, the operator's own files
 
@@ -35,46 +30,64 @@ Ran = tuple[list[Result], list[Result]]  # upstream's suites, the operator's own
 def run_upstream(number: int | None, upstream: Path | None, only: Sequence[str] = ()) -> Ran:
     """Runs upstream's suites, or `only` some, on commits 1 to `number`, then the operator's files.
 
-    `upstream` is a source tree of the release, by default Debian's.
+    `upstream` is a source tree of the release, by default Debian's. Before the commit that adds the
+    operator none of upstream's tests is ours, so none is run.
     """
     stack = Stack(paths.ROOT)
     commit = stack.commits[-1] if number is None else stack.commit(number)
     wanted = {name: SUITES.get(name, ()) for name in only} or SUITES
-    results, owns = run_commit(commit, *place(upstream), wanted, with_own=not only)
-    if not results:
+    if NATIVE not in stack.tree(commit.number):
+        wanted = {}
         console.print(f"{commit} has no operator yet: none of upstream's tests is ours")
-    return results, owns
+    upstream, venv = place(upstream)
+    tree = source_tree(stack, commit, upstream, commit.folder.name)
+    return run_plan(Plan({**wanted}, {} if only else own(tree)), stack, commit, tree, venv)
 
 
-def run_stack(upstream: Path | None) -> list[Row]:
-    """Runs the lab's suites and the operator's own files on each commit by itself.
+def run_stack(upstream: Path | None, minutes: float | None) -> tuple[Record, list[str]]:
+    """Builds and tests each commit by itself, with what its plan says; what failed, beside that.
 
-    A commit that went well is not run again until something that it is made of changes, nor one
-    that its tests cannot tell from it.
+    What passed is kept in stack/results.json and not run again until it changes. After `minutes`
+    no commit begins, nor one before that took longer than is left.
     """
-    tree, venv = place(upstream)
-    rows = []
-    for commit in Stack(paths.ROOT).commits:
-        console.rule(f"{commit.folder.name}: {commit.title}", align="left")
-        stamp = paths.BUILD / "stack" / f"{stack_key(commit, tree)}.json"
-        row = Row.read(stamp)
-        if row is not None:
-            was = f", as {row.commit}" if row.commit != commit.folder.name else ""
-            console.print(f"  tested already{was}")
-            row = replace(row, commit=commit.folder.name)
-        else:
+    start, failed = time.monotonic(), []
+    with paths.alone("stack"):
+        stack = Stack(paths.ROOT)
+        if wrong := problems(stack):
+            raise ForkError(wrong[0])
+        record = Record(stack)
+        pending = [c for c in order(stack.commits) if not record.holds(c.folder.name)]
+        if pending:
+            upstream, venv = place(upstream)
+        for commit in pending:
+            begin, name = time.monotonic(), commit.folder.name
+            last = record.last(name)
+            end = begin + (last.seconds if last else 0)
+            if minutes is not None and end >= start + minutes * 60:
+                continue
+            console.rule(f"{name}: {commit.title}", align="left")
             try:
-                results, owns = run_commit(commit, tree, venv, LAB, keep_wheel=False)
-                row = Row.of(commit.folder.name, results, owns)
-                for line in all_failures(results + owns):
-                    console.print(line)
+                tree = source_tree(stack, commit, upstream, SHARED)
+                ran = run_plan(Plan.of(stack, commit), stack, commit, tree, venv, SHARED)
             except ForkError as e:
-                row = Row(commit.folder.name, error=str(e))
                 console.print(f"error: {e}", markup=False)
-            if row.ok:
-                row.write(stamp)
-        rows.append(row)
-    return rows
+                failed.append(name)
+                continue
+            for line in all_failures([*ran[0], *ran[1]]):
+                console.print(line)
+            if all(result.ok for of in ran for result in of):
+                record.add(Passed.now(name, *ran, time.monotonic() - begin))
+            else:
+                failed.append(name)
+    return record, failed
+
+
+def order(commits: Sequence[Commit]) -> list[Commit]:
+    """The tip first, which is what is installed; then from the first on, as a reviewer goes.
+
+    Neighbours differ least, so that little is compiled from one to the next.
+    """
+    return [commits[-1], *commits[:-1]]
 
 
 def place(upstream: Path | None) -> tuple[Path, Path]:
@@ -89,49 +102,34 @@ def place(upstream: Path | None) -> tuple[Path, Path]:
     return upstream, venv
 
 
-def run_commit(
-    commit: Commit,
-    upstream: Path,
-    venv: Path,
-    wanted: Mapping[str, Sequence[str]],
-    *,
-    with_own: bool = True,
-    keep_wheel: bool = True,
-) -> Ran:
-    """The results of upstream's suites and of the operator's own tests on commits 1 to `commit`.
-
-    Before the commit that adds the operator none of upstream's tests is ours, so none is run.
-    """
-    stack, release = Stack(paths.ROOT), suites_release()
-    directory = paths.BUILD / "trees" / f"{release}-{commit.folder.name}"
+def source_tree(stack: Stack, commit: Commit, upstream: Path, name: str) -> Path:
+    """The folder `name` of build/trees: `upstream` with commits 1 to `commit`."""
+    directory = paths.BUILD / "trees" / f"{suites_release()}-{name}"
     with step(f"source tree with commits 1 to {commit.number}"):
         shutil.rmtree(directory, ignore_errors=True)
         directory.parent.mkdir(parents=True, exist_ok=True)
         make_tree(stack, commit.number, directory, Upstream(upstream))
-    if NATIVE not in stack.tree(commit.number):
-        wanted = {}
-    owns = own(directory) if with_own else {}
-    if not wanted and not owns:
+    return directory
+
+
+def run_plan(
+    plan: Plan, stack: Stack, commit: Commit, tree: Path, venv: Path, folder: str = ""
+) -> Ran:
+    """The results of a plan on commits 1 to `commit`, those of its scripts among the own.
+
+    They are built even if there is nothing to run. `folder` is the graft's own, which commits may
+    share.
+    """
+    if not plan and NATIVE not in stack.tree(commit.number):
         return [], []
-    graft = graft_into(venv, release, commit.number)
-    if not keep_wheel:  # it is in, and a wheel for each commit fills a disk
-        shutil.rmtree(graft.dir / "wheel")
-    if "test_fx.py" in wanted:
-        torchbind.install(graft.base, directory, venv, paths.BUILD / "torchbind")
-    logs = paths.BUILD / "suites" / directory.name
-    ran = run_suites(venv / "bin" / "python", directory, {**wanted, **owns}, log_dir=logs)
-    results = ran[: len(wanted)]
+    release = suites_release()
+    graft = graft_into(venv, release, commit.number, folder=folder)
+    if "test_fx.py" in plan.upstream:
+        torchbind.install(graft.base, tree, venv, paths.BUILD / "torchbind")
+    python = venv / "bin" / "python"
+    logs = paths.BUILD / "suites" / f"{release}-{commit.folder.name}"
+    ran = run_suites(python, tree, {**plan.upstream, **plan.own}, log_dir=logs)
+    results, owns = ran[: len(plan.upstream)], ran[len(plan.upstream) :]
     if results and not any(r.ran for r in results):
         raise ForkError("none of the tests is of the operator: upstream did not see its OpInfo")
-    return results, ran[len(wanted) :]
-
-
-def stack_key(commit: Commit, upstream: Path) -> str:
-    """A hash of what the commit's tests depend on: its files, the graft, the runner."""
-    graft = open_graft(suites_release(), commit.number)
-    tested = (file for path, file in sorted(graft.tree.items()) if not path.startswith(UNTESTED))
-    files = [*tested, *RUNNERS]
-    digest = hashlib.sha256(f"{graft.fingerprint} {upstream}".encode())
-    for file in files:
-        digest.update(hashlib.sha256(file.read_bytes()).digest())
-    return digest.hexdigest()
+    return results, owns + [run_script(python, tree, c, logs) for c in plan.scripts]

@@ -66,12 +66,14 @@ SCRIPT = "attn_function.py"
 
 def own(tree: Path) -> dict[str, tuple[str, ...]]:
     """The operators' own test files in a tree, as suites: all of their tests are ours."""
-    test = tree / "test"
-    files = {
-        *test.glob(SCRIPT),
-        *(f for op in operators(paths.ROOT / NATIVE) for f in test.glob(f"test_{op}*.py")),
-    }
+    patterns = own_patterns(operators(paths.ROOT / NATIVE))
+    files = {file for pattern in patterns for file in (tree / "test").glob(pattern)}
     return {file.name: ("*",) for file in sorted(files)}
+
+
+def own_patterns(ops: Iterable[str]) -> list[str]:
+    """What the operators' own test files are called."""
+    return [SCRIPT, *(f"test_{op}*.py" for op in ops)]
 
 
 def functions(file: Path) -> set[str]:

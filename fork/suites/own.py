@@ -11,6 +11,7 @@ from fork.graft import graft_into
 from fork.overlay import Stack, check
 from fork.suites import sanitizers
 from fork.suites.files import own
+from fork.suites.plan import problems
 from fork.suites.report import all_failures, finish, table
 from fork.suites.results import Result
 from fork.suites.run import TWO_THREADS, environment, run_suites
@@ -39,8 +40,8 @@ def run_own(release: str, slow: bool) -> list[str]:
     if finish(results):
         failed.append("the operator's tests")
     console.rule("the stack", align="left")
-    problems = check(Stack(paths.ROOT))
-    return failed + problems
+    stack = Stack(paths.ROOT)
+    return failed + check(stack) + problems(stack)
 
 
 def _side_by_side() -> list[str]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from fork.console import console, new_table
-from fork.suites.results import COUNTS, Result, Row, count, counts, tally
+from fork.console import console, new_table, print_wide
+from fork.suites.record import HEADS, NUMBERS, Record
+from fork.suites.results import COUNTS, Result, count, counts, tally
 
 # How a sanitizer's report begins, which says most there; the name of the test is before it.
 REPORT = re.compile(r"^.*(=\n==\d+==ERROR: AddressSanitizer|: runtime error): ", re.M)
@@ -60,19 +61,17 @@ def numbers(by: Mapping[str, int]) -> list[str]:
     return [str(by.get(head, 0)) for head in COUNTS]
 
 
-def stack_table(of: Sequence[Row]) -> Table:
-    """A line per commit: the lab's suites, then the operator's own test files."""
+def stack_table(record: Record, failed: Collection[str]) -> Table:
+    """A line per commit of the stack; those in `failed` did not pass."""
     grid = new_table("Each commit by itself")
     grid.show_footer = False
-    grid.add_column("commit")
-    for head in (*COUNTS, "own passed", "own failed", "seconds"):
-        grid.add_column(head, justify="right")
-    for row in of:
-        own = [str(row.own.get(head, 0)) for head in ("passed", "failed")]
-        cells = [*numbers(row.suites), *own, f"{row.seconds:.1f}"]
-        if row.error:
-            cells = ["-"] * len(cells)
-        grid.add_row(escape(row.commit), *cells, style=None if row.ok else "red")
+    for head in HEADS:
+        grid.add_column(head, justify="right" if head in NUMBERS else "left")
+    for name, *cells in record.rows():
+        if name in failed:
+            grid.add_row(name, *("" for _ in cells[1:]), "failed", style="red")
+        else:
+            grid.add_row(name, *map(escape, cells))
     return grid
 
 
@@ -101,3 +100,12 @@ def finish(results: Sequence[Result], status: int = 0) -> int:
     passed = by["passed"] + by["xfailed"]
     console.print(f"{passed} passed, {by['failed']} failed, {by['skipped']} skipped")
     return status if all(r.ok for r in results) else 1
+
+
+def finish_stack(record: Record, failed: Sequence[str]) -> int:
+    """Prints a line per commit, and how many passed; an exit status, 1 if one failed."""
+    print_wide(stack_table(record, failed))
+    passed = sum(map(record.holds, record.keys))
+    left = len(record.keys) - passed - len(failed)
+    console.print(f"{passed} commits passed, {len(failed)} failed, {left} are still to be run")
+    return 1 if failed else 0

@@ -1,14 +1,13 @@
-"""What became of a suite and of a commit, as unittest's reports and logs have it."""
+"""What became of a suite, as unittest's reports and logs have it."""
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import xml.etree.ElementTree as ET
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import shorten
 
@@ -72,42 +71,6 @@ def counts(tests: Mapping[str, str], broken: str = "") -> Counter:
 
 def tally(results: Iterable[Result]) -> Counter:
     return sum((counts(r.ours, r.broken) for r in results), Counter())
-
-
-@dataclass
-class Row:
-    """What became of one commit of the stack."""
-
-    commit: str
-    suites: dict[str, int] = field(default_factory=dict)  # as `counts` gives them
-    own: dict[str, int] = field(default_factory=dict)
-    upstreams_failed: int = 0
-    seconds: float = 0.0
-    error: str = ""  # why the commit could not be tested
-
-    @classmethod
-    def of(cls, commit: str, results: Sequence[Result], own: Sequence[Result]) -> Row:
-        ran = [*results, *own]
-        failed = sum(count(r.upstreams, "failed") for r in ran)
-        seconds = sum(r.seconds for r in ran)
-        return cls(commit, dict(tally(results)), dict(tally(own)), failed, seconds)
-
-    @property
-    def ok(self) -> bool:
-        failed = self.suites.get("failed", 0) + self.own.get("failed", 0) + self.upstreams_failed
-        return not failed and not self.error
-
-    def write(self, file: Path) -> None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(asdict(self)))
-
-    @classmethod
-    def read(cls, file: Path) -> Row | None:
-        """What was written; None if that is nothing, or not readable."""
-        try:
-            return cls(**json.loads(file.read_text()))
-        except (OSError, ValueError, TypeError):
-            return None
 
 
 def read_reports(folder: Path, messages: dict[str, str]) -> tuple[dict[str, str], str]:

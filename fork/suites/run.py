@@ -16,6 +16,7 @@ from fork.console import console, step
 from fork.errors import ForkError
 from fork.overlay import NATIVE, operators
 from fork.suites.files import SCRIPT, SUITES, functions, is_ours, own
+from fork.suites.plan import Command
 from fork.suites.report import progress
 from fork.suites.results import LACKS, Result, fault, read_reports
 
@@ -112,19 +113,8 @@ def run_suite(
             patterns = [*ops, *(f"*.{walk}" for walk in walks)]  # "*.": the module's name
             command += ["-v", *(f"-k{p}" for p in patterns), f"--save-xml={reports}"]
         start = time.monotonic()
-        with open(log, "wb") as out:
-            # From test/, where upstream's CI stands: the tree's torch/ is not on the path there.
-            status = subprocess.run(
-                command,
-                cwd=tree / "test",
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                timeout=timeout,
-            ).returncode
-    except subprocess.TimeoutExpired:
-        status = None
+        # From test/, where upstream's CI stands: the tree's torch/ is not on the path there.
+        status = _status(command, tree / "test", env, log, timeout)
     except OSError as e:
         raise ForkError(f"{e.filename or suite}: {e.strerror or e}") from None
     result = Result(suite, time.monotonic() - start, log=log)
@@ -139,8 +129,7 @@ def run_suite(
     if status is None:
         result.broken = f"still running after {timeout:g} s: stopped"
     elif suite == SCRIPT:
-        result.ours = {} if status else {suite: "passed"}
-        result.broken = f"exit status {status}" if status else ""
+        _judge(result, status)
     elif not (tests or status) and (lacks := LACKS.search(text)):
         result.ours, result.lacks = {suite: "skipped"}, lacks[1]
     else:
@@ -148,3 +137,43 @@ def run_suite(
         missing = f"has no test {', '.join(gone)}" if gone else ""
         result.broken = broken or fault(status, text, tests) or missing
     return result
+
+
+def run_script(
+    python: Path, tree: Path, command: Command, log_dir: Path, timeout: float = 1800
+) -> Result:
+    """The result of a command of a test plan that says by its exit status whether it passed."""
+    log_dir.mkdir(parents=True, exist_ok=True)
+    log, start = log_dir / f"{command.file.replace('/', '.')}.log", time.monotonic()
+    words = [python.absolute(), *command.words]
+    status = _status(words, tree / command.folder, environment(), log, timeout)
+    result = Result(str(command), time.monotonic() - start, log=log)
+    if status is None:
+        result.broken = f"still running after {timeout:g} s: stopped"
+    else:
+        _judge(result, status)
+    console.print(progress(result))
+    return result
+
+
+def _judge(result: Result, status: int) -> None:
+    """What a script's exit status says: it is one test."""
+    result.ours = {} if status else {result.suite: "passed"}
+    result.broken = f"exit status {status}" if status else ""
+
+
+def _status(command: Sequence, folder: Path, env: dict, log: Path, timeout: float) -> int | None:
+    """A command's exit status; None if it ran too long."""
+    with open(log, "wb") as out:
+        try:
+            return subprocess.run(
+                command,
+                cwd=folder,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                timeout=timeout,
+            ).returncode
+        except subprocess.TimeoutExpired:
+            return None

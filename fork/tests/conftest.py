@@ -107,11 +107,16 @@ def installed(tmp_path, monkeypatch):
     return site
 
 
-def message(files: list[str], removes: list[str] = (), title: str = "Do a thing") -> str:
+def message(
+    files: list[str],
+    removes: list[str] = (),
+    title: str = "Do a thing",
+    plan: str = "run it",
+) -> str:
     listed = "".join(f"  - {f}\n" for f in files)
     gone = "".join(f"  - {f}\n" for f in removes)
     front = (f"files:\n{listed}" if files else "") + (f"removes:\n{gone}" if gone else "")
-    text = "## Why\n\nbecause\n\n## Review order\n\nfirst\n\n## Test plan\n\nrun it\n"
+    text = f"## Why\n\nbecause\n\n## Review order\n\nfirst\n\n## Test plan\n\n{plan}\n"
     return f"---\n{front}---\n# {title}\n\n{text}"
 
 

@@ -183,41 +183,56 @@ def test_an_error_is_one_line(in_repo, tmp_path):
 
 SERIES = {
     "stack/01-note/commit.md": message(["docs/note.md"]),
-    "stack/02-script/commit.md": message(["test/attn_function.py"]),
-    "stack/03-op/commit.md": message([NATIVE, "test/test_attn.py"]),
-    "stack/04-vmap/commit.md": message(["test/test_attn_vmap.py"]),
+    "stack/02-script/commit.md": message(
+        ["test/attn_function.py"], plan="    python test/attn_function.py --seed 1"
+    ),
+    "stack/03-op/commit.md": message([NATIVE, "test/test_attn.py", "torch/attn.py"]),
+    "stack/04-kernel/commit.md": message(
+        ["aten/src/ATen/native/cpu/Attn.h"], plan="    python test/test_attn.py"
+    ),
+    "stack/05-vmap/commit.md": message(["test/test_attn_vmap.py"]),
+    "CMakeLists.txt": "",
+    "aten/src/ATen/native/cpu/Attn.h": "// fast\n",
     "docs/note.md": "why\n",
     NATIVE: "# @@ before: - func: baddbmm(\n- func: attn(Tensor q) -> Tensor\n",
     "test/attn_function.py": "script\n",
     "test/test_attn.py": "tests\n",
     "test/test_attn_vmap.py": "more tests\n",
+    "torch/attn.py": "",
 }
 SCRIPT, OWN = ["attn_function.py"], ["attn_function.py", "test_attn.py"]
 WHOLE = [*OWN, "test_attn_vmap.py"]
 
 
 class Runner:
-    """Stands in for the graft and for the run of suites, each of which has one test."""
+    """Stands in for the graft and for the runs of suites and scripts: one test each."""
 
     def __init__(self):
-        self.ran = []  # (commit, its suites)
+        self.ran = []  # (commit, its suites and scripts)
         self.grafted = []
         self.libraries = []  # commits that got the library that TestFX loads
         self.outcomes = {}  # commit -> the outcome of its tests, or the error of its graft
 
-    def graft_into(self, venv, release, number):
-        wheels = paths.BUILD / "graft" / str(number) / "wheel"
-        wheels.mkdir(parents=True, exist_ok=True)
-        self.grafted.append(number)
-        return type("Grafted", (), {"dir": wheels.parent, "base": number})
+    def graft_into(self, venv, release, number, *, folder):
+        self.grafted.append((number, folder))
+        return type("Grafted", (), {"base": number})
 
     def run(self, python, tree, wanted, *, log_dir):
-        commit = tree.name.partition("-")[2]
-        self.ran.append((commit, list(wanted)))
+        commit = log_dir.name.partition("-")[2]
+        if wanted:
+            self.ran.append((commit, list(wanted)))
         outcome = self.outcomes.get(commit, "passed")
         if isinstance(outcome, BaseException):
             raise outcome
         return [Result(name, ours={"TestA.test_a": outcome} if outcome else {}) for name in wanted]
+
+    def run_script(self, python, tree, command, log_dir):
+        return self.run(python, tree, [str(command)], log_dir=log_dir)[0]
+
+    def commits(self):
+        ran = [commit for commit, _ in self.ran]
+        self.ran.clear()
+        return ran
 
 
 @pytest.fixture
@@ -227,9 +242,9 @@ def runner(tmp_path, source, monkeypatch):
     stand_in(monkeypatch, root)
     (root / "build").mkdir()
     monkeypatch.setattr(commit, "place", lambda upstream: (source, root / "venv"))
-    monkeypatch.setattr(commit, "stack_key", lambda commit, upstream: commit.folder.name)
     monkeypatch.setattr(commit, "graft_into", made.graft_into)
     monkeypatch.setattr(commit, "run_suites", made.run)
+    monkeypatch.setattr(commit, "run_script", made.run_script)
     monkeypatch.setattr(commit.torchbind, "install", lambda base, *_: made.libraries.append(base))
     return made
 
@@ -237,11 +252,11 @@ def runner(tmp_path, source, monkeypatch):
 @pytest.mark.parametrize(
     ("args", "ran"),
     [
-        ((), [("04-vmap", [*SUITES, *WHOLE])]),
+        ((), [("05-vmap", [*SUITES, *WHOLE])]),
         (("--commit", 3), [("03-op", [*SUITES, *OWN])]),
         (("--commit", 2), [("02-script", SCRIPT)]),
         (("--commit", 1), []),
-        (("--suite", "test_ops.py"), [("04-vmap", ["test_ops.py"])]),
+        (("--suite", "test_ops.py"), [("05-vmap", ["test_ops.py"])]),
     ],
 )
 def test_upstreams_suites_of_one_commit(runner, args, ran):
@@ -255,67 +270,92 @@ def test_upstreams_suites_of_one_commit(runner, args, ran):
 @pytest.mark.parametrize(("outcome", "word"), [("failed", "25 failed"), (None, "error: none of")])
 def test_upstreams_suites_that_fail(runner, outcome, word, monkeypatch):
     monkeypatch.setattr(commit, "SUITES", dict.fromkeys(map(str, range(22)), ()))
-    runner.outcomes["04-vmap"] = outcome
+    runner.outcomes["05-vmap"] = outcome
     code, output = invoke("test-upstream")
     assert code == 1 and word in output
 
 
 def test_each_commit_of_the_stack(runner):
+    """With its plan's files and its own, and the lab's suites where they see it; the tip first."""
     code, output = invoke("test-stack")
-    assert code == 0
+    assert code == 0 and "5 commits passed, 0 failed, 0 are still to be run" in output
     assert runner.ran == [
-        ("02-script", SCRIPT),
-        ("03-op", [*LAB, *OWN]),
-        ("04-vmap", [*LAB, *WHOLE]),
+        ("05-vmap", [*LAB, "test_attn_vmap.py"]),
+        ("02-script", ["test/attn_function.py --seed 1"]),
+        ("03-op", [*LAB, "test_attn.py"]),
+        ("04-kernel", ["test_attn.py"]),
     ]
+    assert runner.grafted == [(n, "stack") for n in (5, 2, 3, 4)]
     table = output.partition("Each commit by itself")[2]
-    for row in ("01-note 0 0 0", "02-script 0 0 0 0 0 1 0", "04-vmap 6 6 0 0 0 3 0"):
+    for row in ("01-note 0 0 0 0 0 0", "02-script 0 0 0 1 0 0", "05-vmap 6 0 0 1 0 0"):
         assert row in table
-    assert runner.grafted == [2, 3, 4]
-    assert not list((paths.BUILD / "graft").glob("*/wheel"))  # a disk holds few of these
-    runner.ran.clear()
-    code, output = invoke("test-stack")
-    assert (code, runner.ran, output.count("tested already")) == (0, [], 4)
-    assert "04-vmap 6 6 0 0 0 3 0" in output
+    runner.commits()
+    assert invoke("test-stack")[0] == 0
+    assert runner.commits() == []
 
 
-@pytest.mark.parametrize(
-    ("outcome", "row"),
-    [
-        ("failed", "03-op 6 0 0 0 6 0 2"),
-        ("skipped", None),
-        (ForkError("the compiler stopped"), "03-op - - - - - - -"),
-        (None, "03-op - - - - - - -"),
-    ],
-)
-def test_a_commit_that_fails_fails_the_stack_and_is_run_again(runner, outcome, row):
+def test_what_passed_is_run_again_where_it_changes(runner):
+    invoke("test-stack")
+    kept = (paths.ROOT / "stack/results.json").read_text()
+    assert len(kept.splitlines()) == 5 + 2  # a line for each commit
+    runner.commits()
+    (paths.ROOT / "aten/src/ATen/native/cpu/Attn.h").write_text("// faster\n")
+    code, output = invoke("test-stack", "--minutes", 0)
+    assert (code, runner.commits()) == (0, [])
+    assert output.count("to be run again") == 2 and "2 are still to be run" in output
+    assert invoke("test-stack")[0] == 0
+    assert runner.commits() == ["05-vmap", "04-kernel"]
+
+
+@pytest.mark.parametrize("outcome", ["failed", ForkError("the compiler stopped"), None])
+def test_a_commit_that_fails_fails_the_stack_and_is_run_again(runner, outcome):
     runner.outcomes["03-op"] = outcome
     code, output = invoke("test-stack")
-    assert code == (1 if row else 0) and (row or "03-op 6 0 6 0 0 0 0") in output
-    assert "04-vmap 6 6 0 0 0 3 0" in output
+    assert code == 1 and "03-op failed" in output and "05-vmap 6 0 0 1 0 0" in output
+    assert "4 commits passed, 1 failed, 0 are still to be run" in output
     assert not isinstance(outcome, Exception) or f"error: {outcome}" in output
-    runner.ran.clear()
-    invoke("test-stack")
-    assert [commit for commit, _ in runner.ran] == (["03-op"] if row else [])
-
-
-def test_a_commit_that_no_test_can_tell_from_another_is_not_run(runner, monkeypatch):
-    keys = {"02-script": "a", "03-op": "b", "04-vmap": "b"}
-    key_of = lambda commit, upstream: keys.get(commit.folder.name, "c")  # noqa: E731
-    monkeypatch.setattr(commit, "stack_key", key_of)
-    code, output = invoke("test-stack")
-    assert code == 0 and "tested already, as 03-op" in output
-    assert [commit for commit, _ in runner.ran] == ["02-script", "03-op"]
-    assert "04-vmap 6 6 0 0 0 2 0" in output
+    runner.commits()
+    runner.outcomes.clear()
+    assert invoke("test-stack")[0] == 0
+    assert runner.commits() == ["03-op"]
 
 
 def test_a_stack_that_is_stopped_goes_on_where_it_was(runner):
-    runner.outcomes["04-vmap"] = KeyboardInterrupt()
+    runner.outcomes["04-kernel"] = KeyboardInterrupt()
     assert invoke("test-stack") == (130, ANY)
-    runner.ran.clear()
+    runner.commits()
     runner.outcomes.clear()
     assert invoke("test-stack")[0] == 0
-    assert [commit for commit, _ in runner.ran] == ["04-vmap"]
+    assert runner.commits() == ["04-kernel"]
+
+
+def test_a_commit_begins_only_if_it_is_likely_to_end_in_time(runner, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(commit.time, "monotonic", lambda: now[0])
+    took = {"02-script": 30, "03-op": 500, "04-kernel": 90, "05-vmap": 60}
+
+    def run(python, tree, wanted, *, log_dir):
+        now[0] += took.get(log_dir.name.partition("-")[2], 0)
+        return runner.run(python, tree, wanted, log_dir=log_dir)
+
+    monkeypatch.setattr(commit, "run_suites", run)
+    code, output = invoke("test-stack", "--minutes", 2)
+    assert (code, runner.commits()) == (0, ["05-vmap", "02-script", "03-op"])
+    assert "1 are still to be run" in output
+    assert invoke("test-stack")[0] == 0
+    runner.commits()
+    (paths.ROOT / "torch/attn.py").write_text("changed = True\n")
+    assert invoke("test-stack", "--minutes", 3)[0] == 0
+    assert runner.commits() == ["05-vmap", "04-kernel"]
+
+
+def test_a_plan_that_names_no_file_is_one_error(runner):
+    plan = paths.ROOT / "stack/04-kernel/commit.md"
+    plan.write_text(plan.read_text().replace("test_attn.py", "test_attm.py"))
+    wrong = "error: stack/04-kernel: its test plan names test/test_attm.py, "
+    for command in ("check", "test-stack"):
+        code, output = invoke(command)
+        assert code == 1 and output.count(wrong) == 1 and not runner.ran
 
 
 @pytest.mark.parametrize(
@@ -416,7 +456,7 @@ def test_cuda_check(in_repo, monkeypatch, spilled, status, says):
     def get(*args):
         asked.append(args)
 
-    monkeypatch.setattr(build, "Graft", lambda stack, base, commit: Made)
+    monkeypatch.setattr(build, "Graft", lambda stack, base, commit, folder: Made)
     monkeypatch.setattr(build, "get", get)
     monkeypatch.setattr(cuda, "shared_memory", lambda nvcc, sweeps, *rest: [48 << 10])
     code, output = invoke("cuda-check")

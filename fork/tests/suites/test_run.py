@@ -10,7 +10,7 @@ from rich.console import Console
 from fork.errors import ForkError
 from fork.suites import files, report
 from fork.suites import run as runner
-from fork.suites.results import Row
+from fork.suites.plan import Command
 
 pytest.importorskip("xmlrunner")  # a borrowed environment may lack it
 # What upstream's run_tests() does with --save-xml.
@@ -418,38 +418,23 @@ def test_upstreams(name):
     assert not files.is_ours(name, WRITTEN, "attn")
 
 
-GOOD = Row("01-good", {"ran": 3, "passed": 2, "xfailed": 1}, {"ran": 1, "passed": 1})
-
-
 @pytest.mark.parametrize(
-    ("row", "ok", "cells"),
+    ("body", "passed", "why"),
     [
-        (GOOD, True, "3 2 0 1 0 1 0 0.0"),
-        (Row("02-nothing", seconds=1.25), True, "0 0 0 0 0 0 0 1.2"),
-        (Row("03-suite", {"ran": 1, "failed": 1}), False, "1 0 0 0 1 0 0 0.0"),
-        (Row("04-own", own={"ran": 2, "failed": 2}), False, "0 0 0 0 0 0 2 0.0"),
-        (Row("05-upstream", upstreams_failed=1), False, "0 0 0 0 0 0 0 0.0"),
-        (Row("06-error", error="the compiler stopped"), False, "- - - - - - - -"),
+        ("import beside; assert sys.argv[1:] == ['--seed', '1']", 1, ""),
+        ("raise SystemExit(3)", 0, "exit status 3"),
+        ("import time; time.sleep(60)", 0, "still running after 2 s: stopped"),
     ],
 )
-def test_a_row_of_the_stack(row, ok, cells):
-    assert row.ok is ok
-    lines = [" ".join(line.split()) for line in printed(report.stack_table([row])).splitlines()]
-    assert f"{row.commit} {cells}" in lines
-
-
-def test_a_row_counts_suites_and_own_files_apart(tree):
-    add(tree, "test_ops.py", EVERY_OUTCOME)
-    add(tree, "test_attn.py", "del TestCommonCPU.test_other")
-    row = Row.of("01-x", run(tree, "test_ops.py"), run(tree, "test_attn.py", walks=("*",)))
-    assert (row.suites["ran"], row.suites["failed"], row.own["passed"]) == (8, 3, 1)
-    assert not row.ok and row.seconds > 0
-
-
-def test_a_row_is_kept(tmp_path):
-    file = tmp_path / "stack/01-good.json"
-    assert Row.read(file) is None
-    GOOD.write(file)
-    assert Row.read(file) == GOOD
-    file.write_text(file.read_text()[:-5])
-    assert Row.read(file) is None
+@pytest.mark.parametrize(
+    ("folder", "words"), [("", ("tools/thing.py",)), ("tools/", ("-m", "thing"))]
+)
+def test_a_script_of_a_test_plan(tree, folder, words, body, passed, why):
+    (tree / "tools").mkdir()
+    (tree / "tools/beside.py").write_text("")
+    (tree / "tools/thing.py").write_text(f"import sys\n{body}\n")
+    args = ("--seed", "1")
+    command = Command(folder, "tools/thing.py", (*words, *args), args)
+    result = runner.run_script(Path(sys.executable), tree, command, tree.parent / "logs", 2)
+    assert (result.suite, result.passed) == ("tools/thing.py --seed 1", passed)
+    assert result.broken == why and result.ok == bool(passed)

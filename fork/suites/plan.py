@@ -1,0 +1,196 @@
+"""What each commit of the stack is tested with, and a hash of that and of what it is made of."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import dropwhile, groupby
+from pathlib import Path
+
+from fork.errors import ForkError
+from fork.graft import made_of
+from fork.overlay import NATIVE, Commit, Stack, operators, suites_release, target_of
+from fork.suites.files import LAB, SCRIPT, SUITES, own_patterns
+
+HERE = Path(__file__).parent
+REQUIREMENTS = HERE / "requirements.txt"
+# What decides how tests are run and counted.
+RUNNER = (HERE / "run.py", HERE / "results.py", REQUIREMENTS)
+
+TEST = "test/"
+# Where the overlay tells PyTorch of an operator, beside its kernels: the lab's suites see that.
+REGISTERS = (
+    *("aten/src/ATen/autocast_mode", "aten/src/ATen/functorch/"),
+    *("tools/autograd/", "torch/", "torchgen/"),
+)
+UNSEEN = "aten/src/ATen/native/cuda/"  # by tests on a CPU
+# What a command of a test plan says if `make test-stack` leaves it out.
+LEFT_OUT = re.compile(r"PYTORCH_TEST_WITH_SLOW=1|PYTORCH_TESTING_DEVICE_ONLY_FOR=cuda|\bGPU\b")
+IMPORT = re.compile(r"^\s*(?:from|import) (\w+)", re.M)
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command of a test plan: `python test/test_ops.py -k attn`."""
+
+    folder: str  # where it is given, below the source tree
+    file: str  # what it runs, in the source tree
+    words: tuple[str, ...]  # what follows `python`
+    args: tuple[str, ...]  # those after the file
+    left_out: bool = False
+
+    def __str__(self) -> str:
+        return " ".join([self.file, *self.args])
+
+    @property
+    def is_script(self) -> bool:
+        """Whether it is not one of PyTorch's test files: its exit status says whether it passed."""
+        return not self.file.startswith(TEST) or self.file == TEST + SCRIPT
+
+
+def commands(commit: Commit) -> list[Command]:
+    """The commands of a commit's test plan, but for the build of the documentation."""
+    lines = re.findall(r"^    (\S.*)", commit.section("Test plan"), re.M)
+    return [command for line in lines for command in _commands(commit, line)]
+
+
+def _commands(commit: Commit, line: str) -> Iterator[Command]:
+    left_out, folder = bool(LEFT_OUT.search(line)), ""
+    parts = groupby(shlex.split(line, comments=True), "&&".__eq__)
+    for part in (list(words) for between, words in parts if not between):
+        words = [*dropwhile(re.compile(r"\w+=").match, part)]  # without its variables
+        match words:
+            case ["cd", folder]:
+                folder += "/"
+            case ["make", "html"]:
+                pass
+            case ["python", "-m", module, *args]:
+                file = f"{folder}{module.replace('.', '/')}.py"
+                yield Command(folder, file, (*words[1:],), (*args,), left_out)
+            case ["python", file, *args] if file.endswith(".py"):
+                yield Command(folder, f"{folder}{file}", (*words[1:],), (*args,), left_out)
+            case _:
+                raise ForkError(f"{commit}: its test plan has a command of no known form: {line}")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a commit is tested with; suites as in `files.py`, below test/."""
+
+    upstream: dict[str, tuple[str, ...]]
+    own: dict[str, tuple[str, ...]]
+    scripts: tuple[Command, ...] = ()
+
+    @classmethod
+    def of(cls, stack: Stack, commit: Commit) -> Plan:
+        """What its test plan names, and the test files that it adds or changes.
+
+        The lab's suites too, at the tip and if it changes what they see.
+        """
+        tree = stack.tree(commit.number)
+        named = [c for c in commands(commit) if not c.left_out]
+        scripts = tuple(c for c in named if c.is_script)
+        suites: dict[str, tuple[str, ...]] = {}
+        if NATIVE in tree and (commit is stack.commits[-1] or registers(commit)):
+            suites |= LAB
+        for path in (*commit.files, *commit.removes):
+            file = target_of(path) or path
+            if is_test(file) and (path in tree or file != path):
+                suites.setdefault(file.removeprefix(TEST), ())
+        if any(c.file == TEST + SCRIPT for c in scripts):
+            suites.pop(SCRIPT, None)
+        ops = operators(stack.root / NATIVE)
+        for command in named:
+            if not command.is_script:
+                name = command.file.removeprefix(TEST)
+                suites[name] = (*suites.get(name, ()), *walks(commit, command, ops))
+        is_own = {name: any(fnmatchcase(name, p) for p in own_patterns(ops)) for name in suites}
+        known = {n: _once(*SUITES.get(n, ()), *w) for n, w in suites.items() if not is_own[n]}
+        return cls(known, {n: ("*",) for n in sorted(suites) if is_own[n]}, scripts)
+
+    def __bool__(self) -> bool:
+        return bool(self.upstream or self.own or self.scripts)
+
+
+def registers(commit: Commit) -> bool:
+    """Whether the commit changes what PyTorch knows of an operator, beside its kernels."""
+    return any(path.startswith(REGISTERS) for path in (*commit.files, *commit.removes))
+
+
+def is_test(path: str) -> bool:
+    return path.startswith(TEST) and path.endswith(".py")
+
+
+def walks(commit: Commit, command: Command, ops: list[str]) -> tuple[str, ...]:
+    """Which tests a command selects beside those of the operators, as in `files.py`."""
+    match command.args:
+        case ():
+            return ("*",)
+        case ("-k", op) if op in ops:
+            return ()
+        case (test,) if re.fullmatch(r"\w+(\.\w+)?", test):
+            return (test if "." in test else f"{test}.*",)
+    raise ForkError(f"{commit}: its test plan selects tests in no known way: {command}")
+
+
+def problems(stack: Stack) -> list[str]:
+    """What is wrong with the test plans: a command of no known form, a file that is not there."""
+    found = []
+    for commit in stack.commits:
+        try:
+            Plan.of(stack, commit)
+            tree = stack.tree(commit.number)
+            for command in commands(commit):
+                suite = command.file.removeprefix(TEST)
+                if command.file not in tree and suite not in SUITES:
+                    where = "in the stack up to there, nor in fork/suites/files.py"
+                    found.append(f"{commit}: its test plan names {command.file}, not {where}")
+        except ForkError as e:
+            found.append(str(e))
+    return found
+
+
+def key(stack: Stack, commit: Commit) -> str:
+    """A hash of what the commit is made of and tested with, the same on every machine.
+
+    Not in it: what no test on a CPU sees, such as documentation and kernels for CUDA, and other
+    commits' tests.
+    """
+    plan, tree = Plan.of(stack, commit), stack.tree(commit.number)
+    files = {path: file for path, file in tree.items() if _is_seen(path, plan, tree)}
+    if plan or NATIVE in tree:
+        made = made_of(stack.root, tree).items()
+        files |= {path: file for path, file in made if not path.startswith(UNSEEN)}
+        files |= {f"fork/suites/{file.name}": file for file in RUNNER}
+    hashes = {p: hashlib.sha256(f.read_bytes()).hexdigest() for p, f in files.items()}
+    scripts = [[c.folder, *c.words] for c in plan.scripts]
+    what = [suites_release(), plan.upstream, plan.own, scripts, hashes]
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _is_seen(path: str, plan: Plan, tree: dict[str, Path]) -> bool:
+    """Whether a file of the overlay is one of the plan's, or is read by one of these."""
+    if path.startswith(TEST):
+        return target_of(path) is not None or path in _with_imports(plan, tree)
+    return any(path.startswith(f"{Path(c.file).parent}/") for c in plan.scripts)
+
+
+def _with_imports(plan: Plan, tree: dict[str, Path]) -> set[str]:
+    """The overlay's test files that the plan runs, and those that they import."""
+    found: set[str] = set()
+    names = [*plan.upstream, *plan.own, *(c.file.removeprefix(TEST) for c in plan.scripts)]
+    while names:
+        path = TEST + names.pop()
+        if path in tree and path not in found:
+            found.add(path)
+            names += [f"{name}.py" for name in IMPORT.findall(tree[path].read_text())]
+    return found
+
+
+def _once(*walks: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(walks))

@@ -1,0 +1,83 @@
+"""What is kept of the commits that passed: stack/results.json."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from fork.errors import ForkError
+from fork.overlay import Stack
+from fork.suites import record
+from fork.suites.record import AGAIN, FILE, NEVER, Passed, Record
+from fork.suites.results import Result
+from fork.tests.conftest import message, write_files
+
+NAMES = ("01-one", "02-two")
+ONE = Passed("01-one", {"passed": 3, "xfailed": 1}, {"passed": 2}, 70, "A CPU", "2026-01-02")
+TWO = replace(ONE, commit="02-two")
+
+
+@pytest.fixture
+def keys(monkeypatch):
+    """The key of each commit, which a test may change."""
+    found = {"01-one": "k1", "02-two": "k2"}
+    monkeypatch.setattr(record, "key", lambda stack, commit: found[commit.folder.name])
+    return found
+
+
+@pytest.fixture
+def stack(tmp_path):
+    files = {f"stack/{name}/commit.md": message([f"docs/{name}.md"]) for name in NAMES}
+    return Stack(write_files(tmp_path, files))
+
+
+def states(stack):
+    return [row[-1] for row in Record(stack).rows()]
+
+
+def test_what_passed_is_kept(stack, keys):
+    assert states(stack) == [NEVER, NEVER]
+    Record(stack).add(TWO)
+    assert states(stack) == [NEVER, "passed"]
+    Record(stack).add(ONE)
+    rows = list(Record(stack).rows())
+    assert rows[0] == ("01-one", "3", "0", "1", "2", "0", "70", "A CPU", "passed")
+    text = (stack.root / FILE).read_text()
+    assert list(json.loads(text)) == ["k1", "k2"] and len(text.splitlines()) == 4
+    Record(stack).add(ONE)
+    assert (stack.root / FILE).read_text() == text
+
+
+def test_a_commit_that_changed_is_to_be_run_again(stack, keys):
+    for passed in (ONE, TWO):
+        Record(stack).add(passed)
+    keys["02-two"] = "k3"
+    assert states(stack) == ["passed", AGAIN]
+    assert Record(stack).last("02-two") == TWO  # says how long it took
+    Record(stack).add(ONE)
+    assert set(Record(stack).entries) == {"k1", "k2"}
+    Record(stack).add(TWO)
+    assert set(Record(stack).entries) == {"k1", "k3"}
+
+
+def test_a_renamed_commit_keeps_its_entry_and_a_lost_one_does_not(stack, keys):
+    for passed in (ONE, TWO):
+        Record(stack).add(passed)
+    keys |= {"01-one": "k2", "02-two": "k4"}  # 02-two comes first now; another is second
+    assert states(stack) == ["passed", AGAIN]
+    Record(stack).add(replace(TWO, seconds=9))
+    assert set(Record(stack).entries) == {"k2", "k4"}
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"k1": {}}', '{"k1": 3}'])
+def test_a_damaged_file_is_one_error(stack, keys, text):
+    (stack.root / FILE).write_text(text)
+    with pytest.raises(ForkError, match="stack/results.json: not as"):
+        Record(stack)
+
+
+def test_what_is_kept_of_results():
+    results = [Result("a.py", ours={"t1": "passed", "t2": "xfailed", "t3": "passed"})]
+    passed = Passed.now("01-one", results, [], 61.6)
+    assert passed.upstream == {"passed": 2, "ran": 3, "xfailed": 1} and passed.own == {}
+    assert passed.seconds == 62 and passed.cpu and passed.date.startswith("20")
