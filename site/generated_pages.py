@@ -1,4 +1,4 @@
-"""The pages that are made of the overlay: one per commit, the series, the releases, the note."""
+"""The pages made of the overlay: one per commit, the series and what passed, releases, notes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fork.overlay import RELEASES, Commit, Stack
+from fork.suites import HEADS, Record
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTES = ("attn.md", "attn_operator.md")  # of docs/source/notes, the place that docstrings refer to
@@ -46,7 +47,8 @@ def commit_page(stack: Stack, commit: Commit) -> str:
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """The lines of a Markdown table; a column of numbers is on the right."""
-    sides = ["---:" if cell.isdigit() else "---" for cell in rows[0]]
+    columns = zip(*rows, strict=True)
+    sides = ["---:" if any(map(str.isdigit, column)) else "---" for column in columns]
     return [f"| {' | '.join(row)} |" for row in (heads, sides, *rows)]
 
 
@@ -68,6 +70,14 @@ def series_page(stack: Stack) -> str:
     pages = [f"stack/{commit.folder.name}" for commit in stack.commits]
     toctree = ["```{toctree}", ":hidden:", "", *pages, "```"]
     return "\n".join(["# The series", "", *table(heads, rows), "", *toctree, ""])
+
+
+def results_table(stack: Stack) -> str:
+    """What passed on each commit, and which commits have changed since."""
+    rows = [
+        (f"[{name}](generated/stack/{name}.md)", *cells) for name, *cells in Record(stack).rows()
+    ]
+    return "\n".join(table(HEADS, rows)) + "\n"
 
 
 def releases_table() -> str:
@@ -93,6 +103,7 @@ def write_pages(source: Path) -> None:
     stack = Stack(ROOT)
     pages = {f"generated/stack/{c.folder.name}.md": commit_page(stack, c) for c in stack.commits}
     pages["generated/series.md"] = series_page(stack)
+    pages["generated/results-table.inc"] = results_table(stack)
     pages["generated/releases-table.inc"] = releases_table()
     pages |= {f"notes/{name}": note(name) for name in NOTES}
     for folder in ("generated", "notes"):

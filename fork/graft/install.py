@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import csv
 import re
 import shutil
 import subprocess
+from hashlib import sha256
 from pathlib import Path
+
+from wheel.wheelfile import urlsafe_b64encode
 
 from fork import paths
 from fork.bootstrap import BORROWED
 from fork.console import console, run, step
 from fork.errors import ForkError
-from fork.graft.base import rpath
+from fork.graft.base import ADDED, rpath
 from fork.graft.build import Graft, open_graft
-from fork.overlay import NATIVE, operators
+from fork.overlay import NATIVE, files_under, operators
 
 UNDER_WAY = "installing"
 
@@ -21,12 +25,62 @@ UNDER_WAY = "installing"
 def graft_into(venv: Path, release: str, commit: int | None = None, *, folder: str = "") -> Graft:
     """Grafts commits 1 to `commit` onto `release`, and installs the wheel in `venv`.
 
-    `folder` is the graft's own, which commits may share.
+    `folder` is the graft's own, which commits may share: from one to the next, only the files that
+    differ are installed.
     """
     with paths.alone():
         graft = open_graft(release, commit, folder=folder)
-        install(graft.build(), graft.fingerprint, venv)
+        if not (folder and exchange(graft, venv)):
+            install(graft.build(), graft.fingerprint, venv)
     return graft
+
+
+def exchange(graft: Graft, venv: Path) -> bool:
+    """Makes the graft of the same base that `venv` has this one; False if it has none.
+
+    Only what differs is written, in seconds: to pack and install all of a wheel takes a minute or
+    more, and Python would compile all of torch again.
+    """
+    stamp, base = venv / ".attn-installed", graft.base
+    before = stamp.read_text() if stamp.exists() else UNDER_WAY
+    info = f"torch-{base.grafted_version}.dist-info/RECORD"
+    record = next(iter(venv.glob(f"lib/python3*/site-packages/{info}")), None)
+    if record is None or before == UNDER_WAY:
+        return False
+    if before == graft.fingerprint:
+        return True
+    graft.make()
+    with step("install what differs") as doing:
+        stamp.write_text(UNDER_WAY)
+        site, rows = record.parent.parent, _rows(record.read_text())
+        of_base = _rows(base.record)
+        wanted = {path: (base.folder / path, of_base[path]) for path in base.files()}
+        for path in files_under(graft.stage):
+            content = (graft.stage / path).read_bytes()
+            digest = urlsafe_b64encode(sha256(content).digest()).decode()
+            wanted[path] = (graft.stage / path, [f"sha256={digest}", str(len(content))])
+        # What tells of the wheel or was added by pip is the same for every graft of the base.
+        same = re.compile(rf"torch-[^/]+\.dist-info/.*|torch/version\.py|{ADDED.pattern}")
+        wanted = {path: of for path, of in wanted.items() if not same.fullmatch(path)}
+        changed = [path for path, (_, row) in wanted.items() if rows.get(path) != row]
+        gone = [path for path in rows if path not in wanted and not same.fullmatch(path)]
+        for path in changed:
+            (site / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(wanted[path][0], site / path)  # with a new time: Python compiles it again
+        for path in gone:
+            (site / path).unlink(missing_ok=True)
+            del rows[path]
+        rows |= {path: wanted[path][1] for path in changed}
+        with record.open("w", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows([p, *row] for p, row in rows.items())
+        stamp.write_text(graft.fingerprint)
+        doing.done = f"{len(changed) + len(gone)} files"
+    return True
+
+
+def _rows(record: str) -> dict[str, list[str]]:
+    """What a RECORD says of each path: its hash and size."""
+    return {row[0]: row[1:] for row in csv.reader(record.splitlines()) if row}
 
 
 def run_example(graft: Graft, venv: Path) -> int:

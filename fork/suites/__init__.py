@@ -7,11 +7,14 @@ from fork.suites.files import SUITES
 from fork.suites.from_source import run_on_build
 from fork.suites.own import run_own, run_sanitized
 from fork.suites.plan import problems
+from fork.suites.record import HEADS, Record
 from fork.suites.report import finish, finish_stack, table
 from fork.suites.site import run_site
 
 __all__ = [
+    "HEADS",
     "SUITES",
+    "Record",
     "bench",
     "bench_gpu",
     "finish",

@@ -21,7 +21,7 @@ from fork.graft.base import Base
 from fork.graft.build import Graft, mirror, with_soname
 from fork.graft.codegen import fragment
 from fork.graft.generate import without_key
-from fork.graft.install import UNDER_WAY, clear, install
+from fork.graft.install import UNDER_WAY, clear, exchange, install
 from fork.graft.pack import header, pack
 from fork.overlay import Stack, releases
 from fork.paths import BASES, ROOT
@@ -138,6 +138,57 @@ def test_a_packed_wheel_installs_and_uninstalls_clean(wheel, unpacked, tmp_path)
     pip = [env / "bin/python", "-m", "pip", "-q", "uninstall", "-y", "torch"]
     subprocess.run(pip, check=True)
     assert files(site) == pristine
+
+
+def test_a_graft_is_exchanged_for_another(wheel, unpacked, tmp_path):
+    """What is there then is what a new installation has, and pip uninstalls it clean."""
+    with zipfile.ZipFile(wheel) as packed:
+        packed.extract(f"{DIST_INFO}/RECORD", unpacked)  # with hashes
+
+    class Made:
+        base = Base(unpacked)
+
+        def __init__(self, fingerprint, **of_torch):
+            texts = {f"torch/{name}.py": text for name, text in of_torch.items()}
+            self.fingerprint, self.stage = fingerprint, tmp_path / fingerprint
+            write_files(self.stage, texts)
+            self.made = 0
+
+        def make(self):
+            self.made += 1
+
+    first = Made("first", overrides="first", gone="1", same="1", attn="1")
+    second = Made("second", attn="longer", same="1", new="1")
+    envs = [tmp_path / name for name in ("exchanged", "fresh")]
+    for env, made in zip(envs, (first, second), strict=True):
+        venv.create(env, with_pip=True)
+        assert not exchange(made, env)  # there is none
+        install(pack(made.base, made.stage, tmp_path / "out", False), made.fingerprint, env)
+    exchanged, fresh = envs
+    same = next(exchanged.glob("lib/python3*/site-packages/torch/same.py")).stat().st_mtime_ns
+    assert exchange(second, exchanged) and second.made == 1
+    assert contents(exchanged) == contents(fresh)
+    assert (
+        next(exchanged.glob("lib/python3*/site-packages/torch/same.py")).stat().st_mtime_ns == same
+    )
+    assert exchange(second, exchanged) and second.made == 1  # nothing to do
+    (exchanged / ".attn-installed").write_text(UNDER_WAY)
+    assert not exchange(first, exchanged)  # killed in the middle: half of it
+    pip = [exchanged / "bin/python", "-m", "pip", "-q", "uninstall", "-y", "torch"]
+    subprocess.run(pip, check=True)
+    assert not contents(exchanged)
+
+
+def contents(env: Path) -> dict[Path, bytes | set[bytes]]:
+    """What site-packages has of torch, of RECORD its lines; not what pip says of the wheel."""
+    site, found = next(env.glob("lib/python3*/site-packages")), {}
+    for file in files(site):
+        place, text = file.relative_to(site), file.read_bytes()
+        if file.name == "RECORD":
+            text = {line for line in text.split() if b"direct_url.json" not in line}
+        if place.parts[0].startswith("torch") and file.name != "direct_url.json":
+            found[place] = text
+    return found
 
 
 def test_install_beside_borrowed_packages(unpacked, tmp_path, monkeypatch):

@@ -41,7 +41,7 @@ def test_what_passed_is_kept(stack, keys):
     assert states(stack) == [NEVER, "passed"]
     Record(stack).add(ONE)
     rows = list(Record(stack).rows())
-    assert rows[0] == ("01-one", "3", "0", "1", "2", "0", "70", "A CPU", "passed")
+    assert rows[0] == ("01-one", "3", "0", "1", "2", "0", "70", "A CPU, 2026-01-02", "passed")
     text = (stack.root / FILE).read_text()
     assert list(json.loads(text)) == ["k1", "k2"] and len(text.splitlines()) == 4
     Record(stack).add(ONE)
