@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fork.overlay import RELEASES, Commit, Stack
-from fork.suites import HEADS, Record
+from fork.suites import HEADS, Record, figures
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTES = ("attn.md", "attn_operator.md")  # of docs/source/notes, the place that docstrings refer to
@@ -80,6 +80,12 @@ def results_table(stack: Stack) -> str:
     return "\n".join(table(HEADS, rows)) + "\n"
 
 
+def figures_table() -> str:
+    """Which machine and which kernel the published figures are of."""
+    rows = [(f"`{path}`", *others) for path, *others in figures()]
+    return "\n".join(table(("figures", "measured on", "of which kernel"), rows)) + "\n"
+
+
 def releases_table() -> str:
     rows = []
     for entry in RELEASES:
@@ -104,6 +110,7 @@ def write_pages(source: Path) -> None:
     pages = {f"generated/stack/{c.folder.name}.md": commit_page(stack, c) for c in stack.commits}
     pages["generated/series.md"] = series_page(stack)
     pages["generated/results-table.inc"] = results_table(stack)
+    pages["generated/figures-table.inc"] = figures_table()
     pages["generated/releases-table.inc"] = releases_table()
     pages |= {f"notes/{name}": note(name) for name in NOTES}
     for folder in ("generated", "notes"):

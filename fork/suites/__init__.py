@@ -1,6 +1,6 @@
 """PyTorch's own test suites and ours, run on a graft; the benchmark; their tables."""
 
-from fork.suites.benchmark import bench, bench_gpu
+from fork.suites.benchmark import bench, bench_gpu, figures
 from fork.suites.commit import run_stack, run_upstream
 from fork.suites.course import run_course
 from fork.suites.files import SUITES
@@ -17,6 +17,7 @@ __all__ = [
     "Record",
     "bench",
     "bench_gpu",
+    "figures",
     "finish",
     "finish_stack",
     "problems",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shutil
 import subprocess
 import time
@@ -13,11 +15,14 @@ from fork.bootstrap import make_venv
 from fork.console import console, print_wide
 from fork.errors import ForkError
 from fork.graft import graft_into, open_graft
-from fork.overlay import default_release
+from fork.overlay import Stack, default_release
 from fork.suites import gpu
 from fork.suites.files import own
 from fork.suites.report import finish, table
 from fork.suites.run import environment, run_suites
+
+RESULTS = "fork/results"
+NATIVE_FOLDER = "aten/src/ATen/native/"
 
 
 def bench(publish: bool, args: Sequence[str]) -> int:
@@ -61,17 +66,43 @@ def bench_gpu(release: str, sanitize: bool, publish: bool, args: Sequence[str]) 
     return finish(results, status)
 
 
+def kernel(device: str) -> str:
+    """A hash of the sources of the kernel for a device, which says what figures are of."""
+    others = {"cpu": "cuda/", "cuda": "cpu/"}[device]
+    digest = hashlib.sha256()
+    for path, file in sorted(Stack(paths.ROOT).tree().items()):
+        name = path.removeprefix(NATIVE_FOLDER)
+        if name != path and not name.startswith(others):
+            digest.update(f"{name}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def figures() -> list[tuple[str, str, str]]:
+    """Of each report in fork/results: its path, the machine, and whether the kernel is today's."""
+    found = []
+    for report in sorted((paths.ROOT / RESULTS).glob("*.md")):
+        machine = report.read_text().splitlines()[2].partition(";")[0]
+        device, result = report.stem.partition("-")[0], report.with_suffix(".json")
+        known = json.loads(result.read_text()).get("kernel") if result.exists() else None
+        state = "this one" if known == kernel(device) else "an older one"
+        found.append((f"{RESULTS}/{report.name}", machine, state))
+    return found
+
+
 def measure(venv: Path, out: Path, device: str, publish: bool, args: Sequence[str]) -> int:
     """Runs the benchmark with its results in `out`; its exit status."""
     # -E: PYTHONPATH could bring in another torch.
     python = [venv / "bin" / "python", "-E"]
-    script = paths.ROOT / "benchmarks/attn/bench.py"
+    script, measured = paths.ROOT / "benchmarks/attn/bench.py", kernel(device)
     command = [*python, script, "--out", out, "--device", device]
     status = subprocess.run([*command, *args], cwd=paths.ROOT).returncode
     if publish and not status:
-        kept = paths.ROOT / "fork" / "results"
+        kept = paths.ROOT / RESULTS
         kept.mkdir(exist_ok=True)
         for file in sorted(out.glob(f"{device}*")):
             shutil.copy2(file, kept)
+        result = kept / f"{device}.json"
+        named = {"kernel": measured, **json.loads(result.read_text())}
+        result.write_text(json.dumps(named, indent=1) + "\n")
         console.print(f"{kept.relative_to(paths.ROOT)}: kept for the README")
     return status

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Sequence
@@ -48,7 +49,7 @@ def run_stack(upstream: Path | None, minutes: float | None) -> tuple[Record, lis
     """Builds and tests each commit by itself, with what its plan says; what failed, beside that.
 
     What passed is kept in stack/results.json and not run again until it changes. After `minutes`
-    no commit begins, nor one before that took longer than is left.
+    no commit begins, nor one before that if all cores would take longer than is left.
     """
     start, failed = time.monotonic(), []
     with paths.alone("stack"):
@@ -60,9 +61,9 @@ def run_stack(upstream: Path | None, minutes: float | None) -> tuple[Record, lis
         if pending:
             upstream, venv = place(upstream)
         for commit in pending:
-            begin, name = time.monotonic(), commit.folder.name
+            name, used = commit.folder.name, cpu_seconds()
             last = record.last(name)
-            end = begin + (last.seconds if last else 0)
+            end = time.monotonic() + (last.seconds / (os.cpu_count() or 1) if last else 0)
             if minutes is not None and end >= start + minutes * 60:
                 continue
             console.rule(f"{name}: {commit.title}", align="left")
@@ -76,10 +77,15 @@ def run_stack(upstream: Path | None, minutes: float | None) -> tuple[Record, lis
             for line in all_failures([*ran[0], *ran[1]]):
                 console.print(line)
             if all(result.ok for of in ran for result in of):
-                record.add(Passed.now(name, *ran, time.monotonic() - begin))
+                record.add(Passed.now(name, *ran, cpu_seconds() - used))
             else:
                 failed.append(name)
     return record, failed
+
+
+def cpu_seconds() -> float:
+    """What this process and those that it waited for have used."""
+    return sum(os.times()[:4])
 
 
 def order(commits: Sequence[Commit]) -> list[Commit]:

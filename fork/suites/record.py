@@ -16,7 +16,7 @@ from fork.suites.plan import key
 from fork.suites.results import Result, tally
 
 FILE = "stack/results.json"
-NUMBERS = ("upstream's passed", "skipped", "xfailed", "own passed", "own skipped", "seconds")
+NUMBERS = ("upstream's passed", "skipped", "xfailed", "own passed", "own skipped", "CPU seconds")
 HEADS = ("commit", *NUMBERS, "on", "state")
 AGAIN, NEVER = "to be run again", "to be run"  # states
 
@@ -28,7 +28,7 @@ class Passed:
     commit: str
     upstream: dict[str, int]
     own: dict[str, int]
-    seconds: int  # building included
+    seconds: int  # of a core, building included: they hardly depend on what else a machine does
     cpu: str
     date: str
 

@@ -1,5 +1,6 @@
 """The commands as a user calls them."""
 
+import json
 import shlex
 import subprocess
 import sys
@@ -332,6 +333,8 @@ def test_a_stack_that_is_stopped_goes_on_where_it_was(runner):
 def test_a_commit_begins_only_if_it_is_likely_to_end_in_time(runner, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(commit.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(commit, "cpu_seconds", lambda: 2 * now[0])
+    monkeypatch.setattr(commit.os, "cpu_count", lambda: 2)
     took = {"02-script": 30, "03-op": 500, "04-kernel": 90, "05-vmap": 60}
 
     def run(python, tree, wanted, *, log_dir):
@@ -415,9 +418,10 @@ def test_bench(tmp_path, monkeypatch, args, status, kept):
     (tmp_path / "benchmarks/attn").mkdir(parents=True)
     (tmp_path / "fork").mkdir()
     (tmp_path / "benchmarks/attn/bench.py").write_text(
-        "import pathlib, sys\n"
+        "import json, pathlib, sys\n"
         "out = pathlib.Path(sys.argv[2]); out.mkdir(parents=True)\n"
-        "for name in ('cpu.json', 'cpu.svg', 'other'): (out / name).write_text(str(sys.argv[5:]))\n"
+        "for name in ('cpu.json', 'cpu.svg', 'other'):\n"
+        "    (out / name).write_text(json.dumps({'args': sys.argv[5:]}))\n"
         f"sys.exit({status})\n"
     )
     python = tmp_path / "build/venv-bench/bin/python"
@@ -426,11 +430,46 @@ def test_bench(tmp_path, monkeypatch, args, status, kept):
     stand_in(monkeypatch, tmp_path)
     monkeypatch.setattr(benchmark, "make_venv", lambda venv, requirements: None)
     monkeypatch.setattr(benchmark, "graft_into", lambda venv, release: None)
+    monkeypatch.setattr(benchmark, "kernel", lambda device: "a hash")
     assert invoke("bench", *args)[0] == status
     passed = [arg for arg in args if arg != "--publish"]
     sweep = ["--sweep", "120"]  # two minutes of random shapes, unless the arguments say
-    assert (tmp_path / "build/bench/cpu.json").read_text() == str(sweep + passed)
+    measured = json.loads((tmp_path / "build/bench/cpu.json").read_text())
+    assert measured == {"args": sweep + passed}
     assert sorted(f.name for f in tmp_path.glob("fork/results/*")) == kept
+    if kept:  # with what they are figures of
+        published = json.loads((tmp_path / "fork/results/cpu.json").read_text())
+        assert published == {"kernel": "a hash", **measured}
+
+
+@pytest.mark.parametrize(
+    ("changed", "states"),
+    [
+        (None, {"cpu": "this one", "cuda": "this one"}),
+        ("aten/src/ATen/native/cpu/Attn.h", {"cpu": "an older one", "cuda": "this one"}),
+        ("aten/src/ATen/native/cuda/Attn.cu", {"cpu": "this one", "cuda": "an older one"}),
+        (NATIVE, {"cpu": "an older one", "cuda": "an older one"}),
+        ("test/test_attn.py", {"cpu": "this one", "cuda": "this one"}),
+    ],
+)
+def test_published_figures_say_of_which_kernel_they_are(tmp_path, monkeypatch, changed, states):
+    kernel = "aten/src/ATen/native/cuda/Attn.cu"
+    files = {"stack/06-cuda/commit.md": message([kernel]), kernel: "", **SERIES}
+    root = write_files(tmp_path / "series", files)
+    stand_in(monkeypatch, root)
+    report = "# torch.attn\n\nA CPU, 1 of 2 cores; L1d 1 KiB.\n"
+    for device in states:
+        result = json.dumps({"kernel": benchmark.kernel(device)})
+        kept = {f"{device}.json": result, f"{device}.md": report, f"{device}-lost.md": report}
+        write_files(root / "fork/results", kept)
+    if changed:
+        (root / changed).write_text("changed\n")
+    machine = "A CPU, 1 of 2 cores"
+    found = {Path(path).stem: of for path, *of in benchmark.figures()}
+    assert found == {
+        **{device: [machine, state] for device, state in states.items()},
+        **{f"{device}-lost": [machine, "an older one"] for device in states},
+    }
 
 
 @pytest.mark.parametrize(

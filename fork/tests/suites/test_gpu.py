@@ -66,7 +66,7 @@ def steps(tmp_path, monkeypatch):
     stand_in(monkeypatch, tmp_path)
     monkeypatch.setattr(build, "Stack", lambda root: None)
     monkeypatch.setattr(build, "get", lambda release, *_: release)
-    monkeypatch.setattr(build.Graft, "__init__", lambda self, stack, base, commit: None)
+    monkeypatch.setattr(build.Graft, "__init__", lambda self, *args: None)
     monkeypatch.setattr(build.Graft, "nvcc", Nvcc(tmp_path / "nvcc", "13.0", (80, 90), 75))
     monkeypatch.delenv("ATTN_BASE", raising=False)  # `make test` says which torch it tests
     monkeypatch.setattr(gpu, "devices", lambda: 1)
