@@ -63,7 +63,8 @@ def _commands(commit: Commit, line: str) -> Iterator[Command]:
     left_out, folder = bool(LEFT_OUT.search(line)), ""
     parts = groupby(shlex.split(line, comments=True), "&&".__eq__)
     for part in (list(words) for between, words in parts if not between):
-        words = [*dropwhile(re.compile(r"\w+=").match, part)]  # without its variables
+        # What is left out may have variables; what runs has those of every run.
+        words = [*dropwhile(re.compile(r"\w+=").match, part)] if left_out else part
         match words:
             case ["cd", folder]:
                 folder += "/"

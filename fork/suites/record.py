@@ -89,9 +89,7 @@ class Record:
                 numbers = [last.upstream.get(x, 0) for x in ("passed", "skipped", "xfailed")]
                 numbers += [last.own.get(x, 0) for x in ("passed", "skipped")]
                 state = "passed" if self.holds(commit) else AGAIN
-                yield (
-                    *(commit, *map(str, (*numbers, last.seconds))),
-                    *(f"{last.cpu}, {last.date}", state),
-                )
+                cells = [*map(str, (*numbers, last.seconds)), f"{last.cpu}, {last.date}", state]
             else:
-                yield (commit, *("" for _ in HEADS[2:]), NEVER)
+                cells = ["" for _ in HEADS[2:]] + [NEVER]
+            yield (commit, *cells)

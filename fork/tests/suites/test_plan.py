@@ -83,6 +83,7 @@ def test_which_tests_a_command_selects(tmp_path, text, walks):
     [
         ("pytest test/test_attn.py", "a command of no known form: pytest test/test_attn.py"),
         ("python test/test_attn.py -k tanh", "in no known way: test/test_attn.py -k tanh"),
+        ("SEED=1 python test/test_attn.py", "of no known form: SEED=1 python test/test_attn.py"),
         ("python test/test_attn.py -v", "in no known way: test/test_attn.py -v"),
         ("python test/test_lost.py", "names test/test_lost.py, not in the stack"),
         ("python tools/lost.py", "names tools/lost.py, not in the stack"),
