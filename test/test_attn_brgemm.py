@@ -29,8 +29,51 @@ from torch.testing._internal.common_utils import IS_LINUX, run_tests, TEST_WITH_
 
 
 # How many kernels cpublas keeps for each thread, and what they may take of memory.
-MAX_KERNELS = 625
+MAX_KERNELS = 20
 KERNEL_SIZE = 2**15
+# What sizes of products the kernel asks brgemm for: how many, and a line for each product
+# of which a part is missing, twice there, or cut otherwise than with other rows.
+SIZES = """
+#include <ATen/native/cpu/AttnBrgemm.h>
+
+#include <cstdio>
+#include <set>
+#include <tuple>
+#include <vector>
+
+int main() {
+  std::set<std::tuple<int64_t, int64_t, int64_t, bool>> kernels;
+  for (int64_t terms = 1; terms <= 1100; ++terms) {
+    std::vector<int64_t> cuts; // of one row
+    for (int64_t rows = 1; rows <= at::native::BRGEMM_ROWS[0]; ++rows) {
+      std::vector<std::vector<int64_t>> of_row(rows);
+      std::vector<int64_t> end(rows, 0);
+      bool in_order = true;
+      at::native::for_brgemm_parts(
+          rows,
+          terms,
+          [&](const at::native::BrgemmSizes& sizes, int64_t row, int64_t term) {
+            kernels.emplace(sizes.rows, sizes.cols, sizes.terms, term > 0);
+            for (int64_t r = row; r < std::min(rows, row + sizes.rows); ++r) {
+              in_order = in_order && end[r] == term;
+              end[r] += sizes.terms;
+              of_row[r].push_back(term);
+            }
+          });
+      if (rows == 1) {
+        cuts = of_row[0];
+      }
+      for (int64_t r = 0; r < rows; ++r) {
+        if (!in_order || end[r] < terms || of_row[r] != cuts) {
+          std::printf("%d x %d\\n", int(rows), int(terms));
+          break;
+        }
+      }
+    }
+  }
+  std::printf("%d\\n", int(kernels.size()));
+}
+"""
 # Which products the kernel takes for one with a right operand in pairs.
 PRODUCTS = """
 #include <ATen/native/cpu/AttnBrgemm.h>
@@ -147,6 +190,10 @@ class TestAttnBrgemm(KernelTestCase):
         printed = printed_by("products", PRODUCTS)
         self.assertEqual(printed, 2 * "1 0 0 0 0 0 0\n")
 
+    @unittest.skipIf(sys.platform == "win32", "the linker's options are those of ELF")
+    def test_few_sizes(self, device):
+        self.assertLessEqual(int(printed_by("sizes", SIZES)), MAX_KERNELS)
+
     # cpublas keeps a kernel for each set of sizes and strides as long as the thread lives.
     @unittest.skipUnless(IS_LINUX, "/proc")
     @unittest.skipIf(TEST_WITH_ASAN, "ASan has memory of its own")
@@ -158,8 +205,7 @@ class TestAttnBrgemm(KernelTestCase):
         self.assertLess(growth, MAX_KERNELS * KERNEL_SIZE)
         with open("/proc/cpuinfo") as file:
             said = file.read()
-        # On Intel's machines only AMX outruns FMA.
-        pays = "amx_bf16" in said or "GenuineIntel" not in said
+        pays = "amx_bf16" in said or "sse4a" in said
         if (
             "avx512_bf16" in said
             and pays

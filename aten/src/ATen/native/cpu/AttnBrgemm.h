@@ -19,12 +19,40 @@ struct BrgemmSizes {
   int64_t rows, cols, terms;
 };
 
+// cpublas keeps a kernel for each set of sizes as long as the thread lives: at
+// 30 KB each, 2 x 5 that set sums and as many that add to them.
+constexpr int64_t BRGEMM_COLS = 32;
+constexpr int64_t BRGEMM_ROWS[] = {64, 16};
+constexpr int64_t BRGEMM_TERMS[] = {ATTN_BLOCK, 128, 64, 32, 16};
+
+// How many terms are summed for a product of `terms`. The others are zeros.
+inline int64_t brgemm_terms(int64_t terms) {
+  return at::round_up(terms, BRGEMM_TERMS[4]);
+}
+
+// fn(sizes, row, term) for each part of a product of at most 64 rows. How terms
+// are cut, and so how sums are rounded, depends on how many there are only.
+template <typename F>
+void for_brgemm_parts(int64_t rows, int64_t terms, const F& fn) {
+  const auto [most, few] = BRGEMM_ROWS;
+  const auto step = rows > most - few ? most : few;
+  const auto end = brgemm_terms(terms);
+  for (int64_t p = 0, count = 0; p < end; p += count) {
+    const auto fits = [&](int64_t size) { return size <= end - p; };
+    count =
+        *std::find_if(std::begin(BRGEMM_TERMS), std::end(BRGEMM_TERMS), fits);
+    for (int64_t row = 0; row < rows; row += step) {
+      fn(BrgemmSizes{step, BRGEMM_COLS, count}, row, p);
+    }
+  }
+}
+
 // Whether brgemm(sizes, add, a, pairs, sums) is sums (+)= a x for x in pairs:
 // not where it fails, nor where it takes x as it is. The numbers are integers
 // and so are the sums, whatever their order.
 template <typename S, typename F>
 bool multiplies_pairs(const F& brgemm) {
-  constexpr int64_t M = 4, N = 16, K = 8;
+  constexpr int64_t M = 16, N = BRGEMM_COLS, K = 16;
   const auto left = [](int64_t i, int64_t p) { return (i + 2 * p) % 5 - 2; };
   const auto right = [](int64_t p, int64_t j) {
     return (3 * p + 5 * j + p * j) % 7 - 3;
@@ -65,31 +93,32 @@ bool multiplies_pairs(const F& brgemm) {
 
 #if defined(CPU_CAPABILITY_AVX512)
 
+// Ends what a thread has of brgemm's, such as AMX's tiles. A destructor must
+// not throw, and nothing depends on it: the next product sets the tiles anew.
+struct BrgemmContext {
+  ~BrgemmContext() {
+    try {
+      cpublas::brgemm_release();
+    } catch (const std::exception&) {
+    }
+  }
+};
+
 // Products by oneDNN's brgemm, which multiplies bfloat16 or half with the
 // widest instruction that the machine has and sums in float:
 //   C (M x N) (+)= A (M x K) B (K x N)
-// B is in pairs:
-//   pairs[i / 2][j][i % 2] = b[i][j]
-//
-// cpublas keeps a kernel for each set of sizes and strides as long as the
-// thread lives. So a product is made of few:
-//   both operands are copies, with leading dimensions of our own,
-//   B in panels of 288, 128, 64, 32 or 16 columns,
-//   rows of A are multiplied by 96, 64, 32, 16 or 4 at once, and
-//   terms, filled up with zeros, are summed at once: in 21 sizes up to 288, and
-//   beyond by 256, 192, 128 or 64, which are added to a sum.
-// These are at most 5 x 5 x 25 = 625 kernels for each S and thread, whatever
-// the shapes: 30 MB.
+// Both operands are copies, with leading dimensions of our own.
 template <typename S>
 class AttnBrgemm {
  public:
   using T = float;
   using Vec = vec::Vectorized<S>;
   static constexpr int64_t W = Vec::size();
-  static constexpr int64_t MC = 96; // rows of A and C
+  static constexpr int64_t MC = BRGEMM_ROWS[0]; // rows of A and C
+  static_assert(W == BRGEMM_COLS);
 
   // Whether this machine and build can, and that it is worth the copies: few
-  // columns are filled up to 16.
+  // columns are filled up to 32.
   static bool fits(const AttnSizes& sizes) {
     const auto [batch, m, n, d, e] = sizes;
     const auto width = std::max(d, e);
@@ -97,63 +126,43 @@ class AttnBrgemm {
            (n > 8 || width >= 64) && width <= 1024;
   }
 
-  // A left operand. Of more than ATTN_BLOCK columns, each CHUNK are a matrix.
+  // A left operand. Each ATTN_BLOCK columns are a matrix.
   //   at(i, j)[0] = x[i][j]
   struct Left {
     S* data;
     int64_t rows, cols;
 
-    int64_t chunk() const {
-      return cols <= ATTN_BLOCK ? ATTN_BLOCK : CHUNK;
-    }
     S* at(int64_t row, int64_t col) const {
-      const auto matrix = col / chunk();
-      return data + (matrix * at::round_up(rows, ROOM) + row) * ATTN_LD + col -
-             matrix * chunk();
+      const auto first = col / ATTN_BLOCK * at::round_up(rows, MC);
+      return data + (first + row) * ATTN_LD + col % ATTN_BLOCK;
+    }
+  };
+
+  // A right operand: panels of W columns, in VNNI layout.
+  //   at(i, j)[c * 2 + i % 2] = x[i][j + c] for even i, j = 0, W, ...
+  struct Right {
+    S* data;
+    int64_t rows, cols;
+
+    S* at(int64_t row, int64_t col) const {
+      return data + col * brgemm_terms(rows) + row * W;
+    }
+    // Zeros in the rows below the last pair.
+    void clear_after() const {
+      const auto begin = at::round_up<int64_t>(rows, 2);
+      for (int64_t col = 0; col < cols; col += W) {
+        std::fill(at(begin, col), at(brgemm_terms(rows), col), S(0));
+      }
     }
   };
 
   // The sizes of operands, in elements of T.
-  static int64_t in_sums(int64_t count) {
-    return at::ceil_div<int64_t>(count * sizeof(S), sizeof(T));
-  }
   static int64_t left_size(int64_t rows, int64_t cols) {
-    const auto matrices = cols <= ATTN_BLOCK ? 1 : at::ceil_div(cols, CHUNK);
-    return in_sums(matrices * at::round_up(rows, ROOM) * ATTN_LD);
+    return at::ceil_div(cols, ATTN_BLOCK) * at::round_up(rows, MC) * ATTN_LD /
+           2;
   }
-  static int64_t pairs_size(int64_t rows, int64_t cols) {
-    int64_t width = 0;
-    for_panels(cols, [&](int64_t, int64_t, int64_t w) { width += w; });
-    return in_sums(terms_of(rows) * width);
-  }
-
-  // How many terms a product of `terms` is made of, with zeros
-  static int64_t terms_of(int64_t terms) {
-    if (terms > ATTN_BLOCK) {
-      return at::round_up(terms, CHUNK_STEP);
-    }
-    return at::round_up<int64_t>(
-        terms,
-        terms <= 96    ? 8
-        : terms <= 192 ? 16
-                       : 32);
-  }
-  // The width of the next panel, if there are so many columns left
-  static int64_t width_of(int64_t left) {
-    return left > 272    ? ATTN_BLOCK
-           : left >= 128 ? 128
-           : left > 48   ? 64
-           : left > 16   ? 32
-                         : 16;
-  }
-  // The rows that are multiplied next, if there are so many left. Those that
-  // are not there are multiplied with the others.
-  static int64_t rows_of(int64_t left) {
-    return left >= MC  ? MC
-           : left > 48 ? 64
-           : left > 20 ? 32
-           : left > 4  ? 16
-                       : 4;
+  static int64_t right_size(int64_t rows, int64_t cols) {
+    return brgemm_terms(rows) * at::round_up(cols, W) / 2;
   }
 
   static Pair<T> as_float(const Vec& x) {
@@ -178,15 +187,6 @@ class AttnBrgemm {
     return Vec::loadu(gathered);
   }
 
-  // f(col, the columns, the width) for each panel
-  template <typename F>
-  static C10_ALWAYS_INLINE void for_panels(int64_t all, const F& fn) {
-    for (int64_t col = 0, width = 0; col < all; col += width) {
-      width = width_of(all - col);
-      fn(col, std::min(width, all - col), width);
-    }
-  }
-
   // f(i, count) for i = 0, W, ...: count is W, a constant, but in the last
   template <typename F>
   static C10_ALWAYS_INLINE void for_vectors(int64_t size, const F& fn) {
@@ -199,50 +199,38 @@ class AttnBrgemm {
     }
   }
 
-  // C = rows row, row + 1, ... of A, at most MC, times all panels of `cols`
-  // columns
-  static void multiply(
-      const Left& a, int64_t row, const S* pairs, int64_t cols, T* c) {
-    for_panels(cols, [&](int64_t col, int64_t /*cols*/, int64_t width) {
-      const S* panel = pairs + col * terms_of(a.cols);
-      multiply_panel(a, row, panel, width, c + col);
-    });
+  // C = rows row, row + 1, ... of A, at most MC, times B
+  static void multiply(const Left& a, int64_t row, const Right& b, T* c) {
+    for (int64_t col = 0; col < b.cols; col += W) {
+      multiply_panel(a, row, b, col, c + col);
+    }
   }
 
-  // out (+)= A B, by way of `sums`
+  // out (+)= A B, by way of `acc`
   template <typename O>
   static void add_product(
-      bool first, const Left& a, const S* pairs, int64_t all, T* acc, O* out) {
-    for (int64_t row = 0; row < a.rows; row += MC, out += MC * all) {
+      bool first, const Left& a, const Right& b, T* acc, O* out) {
+    for (int64_t row = 0; row < a.rows; row += MC, out += MC * b.cols) {
       const auto rows = std::min(MC, a.rows - row);
-      for_panels(all, [&](int64_t begin, int64_t cols, int64_t width) {
-        O* dst = out + begin;
+      for_vectors(b.cols, [&](int64_t col, int64_t count) {
+        O* dst = out + col;
         for (int64_t r = 0; !first && r < rows; ++r) {
-          for (int64_t col = 0; col < cols; col += 64 / sizeof(O)) {
-            prefetch_line(dst + r * all + col);
+          for (int64_t c = 0; c < count; c += 64 / sizeof(O)) {
+            prefetch_line(dst + r * b.cols + c);
           }
         }
-        const S* panel = pairs + begin * terms_of(a.cols);
-        multiply_panel(a, row, panel, width, acc);
-        for (int64_t r = 0; r < rows; ++r, dst += all) {
-          const T* src = acc + r * ATTN_LD;
-          for_vectors(
-              cols,
-              [&](int64_t col, int64_t count) C10_ALWAYS_INLINE_ATTRIBUTE {
-                const auto x = load<T>(src + col, count);
-                store(
-                    dst + col,
-                    first ? x : load<T>(dst + col, count) + x,
-                    count);
-              });
+        multiply_panel(a, row, b, col, acc);
+        for (int64_t r = 0; r < rows; ++r, dst += b.cols) {
+          const auto x = load<T>(acc + r * ATTN_LD, count);
+          store(dst, first ? x : load<T>(dst, count) + x, count);
         }
       });
     }
   }
 
-  // dst[j] = (x[j], y[j]) for j < count
+  // dst[2 * j] = x[j], dst[2 * j + 1] = y[j]
   static C10_ALWAYS_INLINE void store_pairs(
-      S* dst, const Vec& x, const Vec& y, int64_t count) {
+      S* dst, const Vec& x, const Vec& y) {
     alignas(64) static constexpr uint16_t order[2 * W] = {
         0,  32, 1,  33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
         8,  40, 9,  41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47,
@@ -251,73 +239,51 @@ class AttnBrgemm {
     const Vec lo = _mm512_permutex2var_epi16(x, _mm512_load_si512(order), y);
     const Vec hi =
         _mm512_permutex2var_epi16(x, _mm512_load_si512(order + W), y);
-    if (count >= W) {
-      lo.store(dst);
-      hi.store(dst + W);
-    } else {
-      lo.store(dst, std::min(2 * count, W));
-      hi.store(dst + W, std::max<int64_t>(2 * count - W, 0));
+    lo.store(dst);
+    hi.store(dst + W);
+  }
+
+  // A copy of x. What is right of x in its last panel is negligible.
+  static Right right(S* copy, const Matrix<const S>& x) {
+    const Right result{copy, x.rows, x.cols};
+    int64_t i = 0;
+    if (x.row_stride == 1) {
+      // Both of a pair are one float for this.
+      constexpr int64_t LANES = vec::Vectorized<float>::size();
+      const auto pairs = x.rows / 2;
+      for (int64_t col = 0; col < x.cols; col += LANES) {
+        transpose_rows(
+            &x.at(0, col),
+            x.col_stride * sizeof(S),
+            reinterpret_cast<float*>(result.at(0, col / W * W)) + col % W,
+            W,
+            std::min(LANES, x.cols - col),
+            pairs);
+      }
+      i = 2 * pairs;
     }
+    for (; i < x.rows; i += 2) {
+      for_vectors(
+          x.cols, [&](int64_t col, int64_t count) C10_ALWAYS_INLINE_ATTRIBUTE {
+            store_pairs(
+                result.at(i, col),
+                load_row(x, i, col, count),
+                i + 1 < x.rows ? load_row(x, i + 1, col, count) : Vec(0));
+          });
+    }
+    result.clear_after();
+    return result;
   }
 
-  // Zeros in the pairs below `rows` rows.
-  static void clear_after(S* pairs, int64_t rows, int64_t cols) {
-    const auto begin = at::round_up<int64_t>(rows, 2), end = terms_of(rows);
-    for_panels(cols, [&](int64_t col, int64_t /*cols*/, int64_t width) {
-      S* panel = pairs + col * end;
-      std::fill(panel + begin * width, panel + end * width, S(0));
-    });
-  }
-
-  // The panels of x, each in pairs. What is right of x is of no account.
-  static void pack(S* dst, const Matrix<const S>& x) {
-    const auto pairs = x.rows / 2;
-    for_panels(x.cols, [&](int64_t begin, int64_t cols, int64_t width) {
-      S* panel = dst + begin * terms_of(x.rows);
-      int64_t i = 0;
-      if (x.row_stride == 1) {
-        // Both of a pair are one float for this.
-        constexpr int64_t LANES = vec::Vectorized<float>::size();
-        for (int64_t c = 0; c < cols; c += LANES) {
-          transpose_rows(
-              &x.at(0, begin + c),
-              x.col_stride * sizeof(S),
-              reinterpret_cast<float*>(panel) + c,
-              width,
-              std::min(LANES, cols - c),
-              pairs);
-        }
-        i = 2 * pairs;
-      }
-      for (; i < x.rows; i += 2) {
-        for_vectors(
-            cols, [&](int64_t c, int64_t count) C10_ALWAYS_INLINE_ATTRIBUTE {
-              store_pairs(
-                  panel + i * width + 2 * c,
-                  load_row(x, i, begin + c, count),
-                  i + 1 < x.rows ? load_row(x, i + 1, begin + c, count)
-                                 : Vec(0),
-                  count);
-            });
-      }
-    });
-    clear_after(dst, x.rows, x.cols);
-  }
-
-  // A copy of x, with columns of zeros after it. Rows below it are of no
-  // account.
+  // A copy of x, with columns of zeros after it. Rows below it are negligible.
   static Left left(S* copy, const Matrix<const S>& x) {
     const Left result{copy, x.rows, x.cols};
-    const auto terms = terms_of(x.cols);
+    const auto terms = brgemm_terms(x.cols);
     if (x.row_stride != 1 || x.col_stride == 1) {
-      for (int64_t begin = 0; begin < terms; begin += result.chunk()) {
-        const auto end = std::min(terms, begin + result.chunk());
-        S* dst = result.at(0, begin);
-        for (int64_t i = 0; i < x.rows; ++i, dst += ATTN_LD) {
-          for (auto j = begin; j < end; j += W) {
-            const auto count = std::max<int64_t>(x.cols - j, 0);
-            load_row(x, i, j, count).store(dst + j - begin);
-          }
+      for (const auto i : c10::irange(x.rows)) {
+        for (int64_t j = 0; j < terms; j += W) {
+          const auto count = std::max<int64_t>(x.cols - j, 0);
+          load_row(x, i, j, count).store(result.at(i, j));
         }
       }
       return result;
@@ -347,22 +313,19 @@ class AttnBrgemm {
   }
 
  private:
-  // A left operand has room for a multiple of so many rows, which rows_of
-  // needs.
-  static constexpr int64_t ROOM = 32;
-  static constexpr int64_t CHUNK = 256, CHUNK_STEP = 64;
-
   // Whether it multiplies more numbers in a cycle than float's FMA: by AMX, or
-  // where products of pairs of bfloat16 start as often as FMA does. On Intel's
-  // machines they start half as often.
+  // where VDPBF16PS starts as often as FMA. No feature says so. It does on the
+  // processors that have SSE4A, AMD's, and half as often on Intel's without
+  // AMX. To measure it would let the kernel, and so the bits, differ between
+  // runs.
   static bool outruns_fma() {
     if (cpublas::could_pack(c10::CppTypeToScalarType<S>::value)) { // AMX
       return true;
     }
 #if defined(__x86_64__) && defined(__GNUC__)
-    return !std::is_same_v<S, at::Half> && !__builtin_cpu_is("intel");
+    return std::is_same_v<S, at::BFloat16> && __builtin_cpu_supports("sse4a");
 #else
-    return !std::is_same_v<S, at::Half>;
+    return false;
 #endif
   }
 
@@ -374,9 +337,8 @@ class AttnBrgemm {
       if (!outruns_fma()) {
         return false;
       }
-      const bool multiplies = multiplies_pairs<S>(brgemm);
-      cpublas::brgemm_release();
-      return multiplies;
+      const BrgemmContext context;
+      return multiplies_pairs<S>(brgemm);
     }();
     return available;
   }
@@ -390,23 +352,16 @@ class AttnBrgemm {
         rows, cols, terms, ATTN_LD, cols, ATTN_LD, add, a, pairs, acc);
   }
 
-  // C = rows row, row + 1, ... of A, at most MC, times a panel in pairs
+  // C = rows row, row + 1, ... of A, at most MC, times the panel of B that
+  // begins with column `col`
   static void multiply_panel(
-      const Left& a, int64_t row, const S* panel, int64_t width, T* acc) {
-    const auto row_count = std::min(MC, a.rows - row);
-    const auto all = terms_of(a.cols);
-    for (int64_t p = 0, terms = 0; p < all; p += terms) {
-      terms = std::min(a.chunk(), all - p);
-      for (int64_t r = 0, rows = 0; r < row_count; r += rows) {
-        rows = rows_of(row_count - r);
-        brgemm(
-            {rows, width, terms},
-            p > 0,
-            a.at(row + r, p),
-            panel + p * width,
-            acc + r * ATTN_LD);
-      }
-    }
+      const Left& a, int64_t row, const Right& b, int64_t col, T* c) {
+    for_brgemm_parts(
+        std::min(MC, a.rows - row),
+        a.cols,
+        [&](const BrgemmSizes& sizes, int64_t r, int64_t p) {
+          brgemm(sizes, p > 0, a.at(row + r, p), b.at(p, col), c + r * ATTN_LD);
+        });
   }
 };
 
@@ -425,8 +380,8 @@ class BrgemmForward {
       n = std::min(n, ATTN_BLOCK);
       ScratchLayout layout;
       acc = layout.add(MC * ATTN_LD);
-      k_pairs = layout.add(Brgemm::pairs_size(d, n));
-      v_pairs = layout.add(Brgemm::pairs_size(n, e));
+      k_pairs = layout.add(Brgemm::right_size(d, n));
+      v_pairs = layout.add(Brgemm::right_size(n, e));
       rows = layout.add(Brgemm::left_size(MC, d));
       tile = layout.add(Brgemm::left_size(MC, n));
       size = layout.size();
@@ -440,10 +395,6 @@ class BrgemmForward {
         rows_(reinterpret_cast<S*>(scratch + layout.rows)),
         tile_(reinterpret_cast<S*>(scratch + layout.tile)) {}
 
-  ~BrgemmForward() {
-    cpublas::brgemm_release();
-  }
-
   template <typename O>
   void forward(
       bool first,
@@ -453,26 +404,28 @@ class BrgemmForward {
       const Matrix<S>& attn,
       bool stream,
       O* out) {
-    const auto n = k.rows;
-    Brgemm::pack(k_pairs_, k.t());
-    Brgemm::pack(v_pairs_, v);
+    if (q.rows == 0) { // as a group of rows may be
+      return;
+    }
+    const auto keys = Brgemm::right(k_pairs_, k.t());
+    const auto values = Brgemm::right(v_pairs_, v);
     for (int64_t i = 0; i < q.rows; i += MC) {
       const auto rows = std::min(MC, q.rows - i);
       const auto left = Brgemm::left(rows_, q.block(i, 0, rows, q.cols));
-      Brgemm::multiply(left, 0, k_pairs_, n, acc_);
+      Brgemm::multiply(left, 0, keys, acc_);
+      const typename Brgemm::Left tile{tile_, rows, k.rows};
       for (const auto r : c10::irange(rows)) {
         S* dst = attn.data + (i + r) * attn.row_stride;
-        S* tile = tile_ + r * ATTN_LD;
         const T* acc = acc_ + r * ATTN_LD;
         Brgemm::for_vectors(
-            n, [&](int64_t col, int64_t count) C10_ALWAYS_INLINE_ATTRIBUTE {
+            k.rows,
+            [&](int64_t col, int64_t count) C10_ALWAYS_INLINE_ATTRIBUTE {
               const auto x = attn_tanh_for<S>(load<T>(acc + col, count), count);
               store(dst + col, x, count, stream);
-              store(tile + col, x);
+              store(tile.at(r, col), x);
             });
       }
-      O* dst = out + i * v.cols;
-      Brgemm::add_product(first, {tile_, rows, n}, v_pairs_, v.cols, acc_, dst);
+      Brgemm::add_product(first, tile, values, acc_, out + i * v.cols);
     }
   }
 
@@ -482,6 +435,7 @@ class BrgemmForward {
 
   T* acc_;
   S *k_pairs_, *v_pairs_, *rows_, *tile_;
+  BrgemmContext context_;
 };
 
 // The backward of a tile by brgemm. grad_k and grad_v are made transposed, so
@@ -502,14 +456,14 @@ class BrgemmBackward {
     Layout(int64_t tile_rows, int64_t cols, int64_t d, int64_t e) {
       ScratchLayout layout;
       acc = layout.add(MC * ATTN_LD);
-      k_pairs = layout.add(Brgemm::pairs_size(cols, d));
-      v_pairs = layout.add(Brgemm::pairs_size(e, cols));
+      k_pairs = layout.add(Brgemm::right_size(cols, d));
+      v_pairs = layout.add(Brgemm::right_size(e, cols));
       rows = layout.add(Brgemm::left_size(tile_rows, e));
       q_transposed = layout.add(Brgemm::left_size(d, tile_rows));
       grad_output_transposed = layout.add(Brgemm::left_size(e, tile_rows));
       tile = layout.add(Brgemm::left_size(tile_rows, cols));
-      tile_pairs = layout.add(Brgemm::pairs_size(tile_rows, cols));
-      attn_pairs = layout.add(Brgemm::pairs_size(tile_rows, cols));
+      tile_pairs = layout.add(Brgemm::right_size(tile_rows, cols));
+      attn_pairs = layout.add(Brgemm::right_size(tile_rows, cols));
       size = layout.size();
     }
   };
@@ -522,13 +476,9 @@ class BrgemmBackward {
         q_transposed_(reinterpret_cast<S*>(scratch + layout.q_transposed)),
         grad_output_transposed_(
             reinterpret_cast<S*>(scratch + layout.grad_output_transposed)),
-        tile_(reinterpret_cast<S*>(scratch + layout.tile)),
-        tile_pairs_(reinterpret_cast<S*>(scratch + layout.tile_pairs)),
-        attn_pairs_(reinterpret_cast<S*>(scratch + layout.attn_pairs)) {}
-
-  ~BrgemmBackward() {
-    cpublas::brgemm_release();
-  }
+        tile_{reinterpret_cast<S*>(scratch + layout.tile)},
+        tile_pairs_{reinterpret_cast<S*>(scratch + layout.tile_pairs)},
+        attn_pairs_{reinterpret_cast<S*>(scratch + layout.attn_pairs)} {}
 
   void start(const AttnTile<S>& matrices, bool with_scores) {
     const auto& [q, k, v, attn, grad_output, grad_attn] = matrices;
@@ -537,21 +487,21 @@ class BrgemmBackward {
     if (grad_output.data != nullptr) {
       grad_output_t_ = Brgemm::left(grad_output_transposed_, grad_output.t());
     }
-    rows_count_ = attn.rows;
-    n_ = attn.cols;
-    Brgemm::clear_after(attn_pairs_, attn.rows, n_);
-    if (with_scores) {
-      Brgemm::clear_after(tile_pairs_, attn.rows, n_);
+    for (auto* x : {&tile_pairs_, &attn_pairs_}) {
+      *x = {x->data, attn.rows, attn.cols};
+      x->clear_after();
     }
+    tile_ = {tile_.data, attn.rows, attn.cols};
     const bool has_product = with_scores && grad_output.data != nullptr;
     typename Brgemm::Left a{};
+    typename Brgemm::Right b{};
     if (has_product) {
-      Brgemm::pack(v_pairs_, v.t());
       a = Brgemm::left(rows_, grad_output);
+      b = Brgemm::right(v_pairs_, v.t());
     }
     for (int64_t row = 0; row < attn.rows; row += MC) {
       if (has_product) {
-        Brgemm::multiply(a, row, v_pairs_, n_, acc_);
+        Brgemm::multiply(a, row, b, acc_);
         finish_rows<true, true>(row, grad_attn, attn);
       } else if (with_scores) {
         finish_rows<true, false>(row, grad_attn, attn);
@@ -563,15 +513,14 @@ class BrgemmBackward {
 
   template <typename O>
   void add_grad_q(bool first, O* total) {
-    Brgemm::pack(k_pairs_, k_);
-    Brgemm::add_product(
-        first, {tile_, rows_count_, n_}, k_pairs_, k_.cols, acc_, total);
+    const auto keys = Brgemm::right(k_pairs_, k_);
+    Brgemm::add_product(first, tile_, keys, acc_, total);
   }
   void add_grad_k(bool first, T* total) {
-    Brgemm::add_product(first, q_, tile_pairs_, n_, acc_, total);
+    Brgemm::add_product(first, q_, tile_pairs_, acc_, total);
   }
   void add_grad_v(bool first, T* total) {
-    Brgemm::add_product(first, grad_output_t_, attn_pairs_, n_, acc_, total);
+    Brgemm::add_product(first, grad_output_t_, attn_pairs_, acc_, total);
   }
   // dst = totalᵀ
   static void finish_block(const Matrix<S>& dst, const T* total) {
@@ -601,68 +550,53 @@ class BrgemmBackward {
       int64_t begin,
       const Matrix<const S>& grad_attn,
       const Matrix<const S>& attn) {
-    const auto terms = Brgemm::terms_of(attn.rows);
     const auto end = std::min(attn.rows, begin + MC);
     for (int64_t row = begin; row < end; row += 2) {
       // Rows of attn are far from one another.
       for (const auto i : {row + AHEAD, row + AHEAD + 1}) {
         const S* p = attn.data + i * attn.row_stride;
-        for (int64_t col = 0; i < attn.rows && col < n_; col += W) {
+        for (int64_t col = 0; i < attn.rows && col < attn.cols; col += W) {
           prefetch_line(p + col);
         }
       }
       const bool odd = row + 1 < attn.rows; // else the second is of zeros
-      Brgemm::for_panels(
-          n_,
-          [&](int64_t first,
-              int64_t cols,
-              int64_t width) C10_ALWAYS_INLINE_ATTRIBUTE {
-            const auto panel = first * terms + row * width;
-            Brgemm::for_vectors(
-                cols,
-                [&](int64_t c, int64_t count) C10_ALWAYS_INLINE_ATTRIBUTE {
-                  const auto col = first + c;
-                  const auto gradient =
-                      [&](int64_t i, const Vec& y) C10_ALWAYS_INLINE_ATTRIBUTE {
-                        Pair<T> sum(0);
-                        if constexpr (has_product) {
-                          sum = load<T>(
-                              acc_ + (i - begin) * ATTN_LD + col, count);
-                        }
-                        if (grad_attn.data != nullptr) {
-                          sum = sum +
-                                Brgemm::as_float(
-                                    Brgemm::load_row(grad_attn, i, col, count));
-                        }
-                        sum = tanh_backward(sum, Brgemm::as_float(y));
-                        const Vec x =
-                            vec::convert_from_float<S>(sum[0], sum[1]);
-                        x.store(tile_ + i * ATTN_LD + col);
-                        return x;
-                      };
-                  const Vec y = Brgemm::load_row(attn, row, col, count);
-                  const Vec y_odd =
-                      odd ? Brgemm::load_row(attn, row + 1, col, count)
-                          : Vec(0);
-                  Brgemm::store_pairs(
-                      attn_pairs_ + panel + 2 * c, y, y_odd, count);
-                  if constexpr (with_scores) {
-                    const Vec x = gradient(row, y);
-                    const Vec x_odd = odd ? gradient(row + 1, y_odd) : Vec(0);
-                    Brgemm::store_pairs(
-                        tile_pairs_ + panel + 2 * c, x, x_odd, count);
+      Brgemm::for_vectors(
+          attn.cols,
+          [&](int64_t col, int64_t count) C10_ALWAYS_INLINE_ATTRIBUTE {
+            const auto gradient =
+                [&](int64_t i, const Vec& y) C10_ALWAYS_INLINE_ATTRIBUTE {
+                  Pair<T> sum(0);
+                  if constexpr (has_product) {
+                    sum = load<T>(acc_ + (i - begin) * ATTN_LD + col, count);
                   }
-                });
+                  if (grad_attn.data != nullptr) {
+                    sum = sum + Brgemm::as_float(
+                                    Brgemm::load_row(grad_attn, i, col, count));
+                  }
+                  sum = tanh_backward(sum, Brgemm::as_float(y));
+                  const Vec x = vec::convert_from_float<S>(sum[0], sum[1]);
+                  x.store(tile_.at(i, col));
+                  return x;
+                };
+            const Vec y = Brgemm::load_row(attn, row, col, count);
+            const Vec y_odd =
+                odd ? Brgemm::load_row(attn, row + 1, col, count) : Vec(0);
+            Brgemm::store_pairs(attn_pairs_.at(row, col), y, y_odd);
+            if constexpr (with_scores) {
+              const Vec x = gradient(row, y);
+              const Vec x_odd = odd ? gradient(row + 1, y_odd) : Vec(0);
+              Brgemm::store_pairs(tile_pairs_.at(row, col), x, x_odd);
+            }
           });
     }
   }
 
   T* acc_;
   S *k_pairs_, *v_pairs_, *rows_, *q_transposed_, *grad_output_transposed_;
-  S *tile_, *tile_pairs_, *attn_pairs_;
-  int64_t n_ = 0, rows_count_ = 0;
   Matrix<const S> k_{};
-  typename Brgemm::Left q_{}, grad_output_t_{};
+  typename Brgemm::Left q_{}, grad_output_t_{}, tile_;
+  typename Brgemm::Right tile_pairs_, attn_pairs_;
+  BrgemmContext context_;
 };
 
 #endif
