@@ -18,6 +18,7 @@ from test_attn_kernel import (
     memory,
     printed_by,
     run_edges,
+    sized,
 )
 
 import torch
@@ -175,6 +176,15 @@ class TestAttnBrgemm(KernelTestCase):
         with torch.backends.mkldnn.flags(enabled=False):
             self.assert_results(dtype, case)
             self.assert_exact(dtype, case)
+
+    @dtypes(torch.bfloat16, torch.half)
+    def test_sums_without_terms(self, device, dtype):
+        for m, n, d, e in ((20, 30, 0, 5), (20, 30, 5, 0), (40, 300, 0, 64)):
+            with self.subTest(m=m, n=n, d=d, e=e):
+                self.assert_results(
+                    dtype, sized(m, n, 64, 64)
+                )  # memory is not zero then
+                self.assert_results(dtype, sized(m, n, d, e))
 
     @unittest.skipIf(TEST_WITH_ASAN, "too slow with ASan")
     def test_cpu_without_bfloat16(self, device):
