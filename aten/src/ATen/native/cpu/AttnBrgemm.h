@@ -19,8 +19,8 @@ struct BrgemmSizes {
   int64_t rows, cols, terms;
 };
 
-// cpublas keeps a kernel for each set of sizes as long as the thread lives: at
-// 30 KB each, 2 x 5 that set sums and as many that add to them.
+// cpublas keeps a kernel for each set of sizes as long as the thread lives. Of
+// these there are 20: 2 x 5 that set sums, and as many that add to them.
 constexpr int64_t BRGEMM_COLS = 32;
 constexpr int64_t BRGEMM_ROWS[] = {64, 16};
 constexpr int64_t BRGEMM_TERMS[] = {ATTN_BLOCK, 128, 64, 32, 16};
