@@ -404,9 +404,6 @@ class BrgemmForward {
       const Matrix<S>& attn,
       bool stream,
       O* out) {
-    if (q.rows == 0) { // as a group of rows may be
-      return;
-    }
     const auto keys = Brgemm::right(k_pairs_, k.t());
     const auto values = Brgemm::right(v_pairs_, v);
     for (int64_t i = 0; i < q.rows; i += MC) {
