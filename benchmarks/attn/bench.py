@@ -25,7 +25,7 @@ import roofline
 import sweep
 from cases import ATTN, Case, COMPILE, EAGER, JAX, MODES, rows, SHORT
 from contenders import Absent, allow_tf32, as_tensors, disagreement, Problem, RUNS
-from machine import console, describe
+from machine import busy_option, busy_processes, console, describe
 from measure import Clock, interleaved, NoDevice
 from rich.progress import (
     BarColumn,
@@ -152,6 +152,7 @@ def pattern(ctx, param, value: str) -> re.Pattern:
     show_default=True,
     help="Seconds of random shapes, on a CPU: sweep.py's.",
 )
+@busy_option
 @click.option("--no-jax", is_flag=True)
 @click.option("--no-compile", is_flag=True)
 @click.option(
@@ -170,6 +171,7 @@ def main(
     quick,
     minutes,
     sweep_seconds,
+    busy,
     no_jax,
     no_compile,
     out,
@@ -197,7 +199,7 @@ def main(
     timing = {"rounds": rounds or 0, "seconds": share * place.SECONDS}
     result = {
         "device": device,
-        "machine": describe(threads, with_jax) | place.about(),
+        "machine": describe(threads, with_jax, busy) | place.about(),
         "rows": [],
         "unmeasured": {},  # why, by row
     }
@@ -212,7 +214,10 @@ def main(
         TimeElapsedColumn(),
         TextColumn("{task.description}"),
     )
-    with Progress(*columns, console=console, transient=True) as progress:
+    with (
+        busy_processes(busy),
+        Progress(*columns, console=console, transient=True) as progress,
+    ):
         task = progress.add_task("", total=len(wanted))
         try:
             for case, mode in wanted:

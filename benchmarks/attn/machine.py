@@ -5,8 +5,12 @@ import os
 import platform
 import re
 import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, ExitStack
 from pathlib import Path
 
+import click
 from rich.console import Console
 
 import torch
@@ -15,7 +19,28 @@ import torch
 console = Console(highlight=False, soft_wrap=True)
 
 
-def describe(threads: int, with_jax: bool) -> dict:
+# A command that takes a core, and never sleeps.
+BUSY = [sys.executable, "-c", "while True: pass"]
+busy_option = click.option(
+    "--busy",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Measure beside so many processes that never sleep.",
+)
+
+
+@contextmanager
+def busy_processes(count: int) -> Iterator[None]:
+    """Runs so many processes that never sleep, meanwhile."""
+    with ExitStack() as stack:
+        for _ in range(count):
+            process = stack.enter_context(subprocess.Popen(BUSY))
+            stack.callback(process.kill)
+        yield
+
+
+def describe(threads: int, with_jax: bool, busy: int = 0) -> dict:
     """What the figures depend on."""
     cpu = {}
     try:
@@ -40,6 +65,8 @@ def describe(threads: int, with_jax: bool) -> dict:
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
+    if busy:
+        about["busy"] = busy
     if with_jax:
         import jax
 

@@ -258,6 +258,8 @@ def describe(about: dict) -> str:
         if "driver" in about:
             parts.append(f"driver {about['driver']}")
     parts += [f"{about['cpu']}, {about['threads']} of {about['cores']} cores"]
+    if "busy" in about:
+        parts.append(f"beside {about['busy']} busy processes")
     parts += [f"{name} {size}" for name, size in about["caches"].items()]
     parts += [about["isa"], f"huge pages: {about['huge pages']}"]
     for name in ("python", "torch", "jax"):

@@ -2,6 +2,7 @@
 
     python benchmarks/attn/sweep.py 600                       # ten minutes
     python benchmarks/attn/sweep.py 60 --seed 7 --threads 1
+    python benchmarks/attn/sweep.py 60 --busy 2               # on a machine that is not idle
 
 Prints what is slower. Writes the report and the plot, as bench.py does, into the folder --out.
 """
@@ -19,13 +20,13 @@ import report
 import results
 from cases import ATTN, Case, CPU, EAGER, SHORT
 from contenders import Problem, RUNS
-from machine import console, describe, use_threads
+from machine import busy_option, busy_processes, console, describe, use_threads
 from measure import host_clock, interleaved
 
 import torch
 
 
-BATCH, ROWS, COLS = 1000, 8192, 768  # the largest batch; m and n; d and e
+BATCH, ROWS, COLS = 1000, 2**20, 768  # the largest batch; m and n; d and e
 MAX_ELEMENTS = 1 << 26  # of any tensor
 MAX_FLOPS = 1 << 33  # of the forward
 BLOCK = 0.002  # seconds of calls that are timed together
@@ -101,17 +102,19 @@ def sweep(seconds: float, threads: int, seed: Optional[int] = None) -> dict:
 @click.argument("seconds", type=click.FloatRange(0, min_open=True))
 @click.option("--seed", type=int, help="[default: another each time; it is printed]")
 @click.option("--threads", type=click.IntRange(1), default=torch.get_num_threads())
+@busy_option
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
     default="build/sweep",
     show_default=True,
 )
-def main(seconds, seed, threads, out) -> None:
+def main(seconds, seed, threads, busy, out) -> None:
     """Measure torch.attn beside eager at random shapes, for SECONDS."""
     use_threads(threads)
-    found = sweep(seconds, threads, seed)
-    about = describe(threads, with_jax=False)
+    with busy_processes(busy):
+        found = sweep(seconds, threads, seed)
+    about = describe(threads, with_jax=False, busy=busy)
     result = {"device": "cpu", "machine": about, "rows": [], "sweeps": [found]}
     written = results.write(result, out)
     console.print(report.sweep_summary(found), markup=False)

@@ -1,6 +1,7 @@
 """The benchmark's figures, without measuring any: benchmarks/attn."""
 
 import json
+import subprocess
 import sys
 import time
 from types import SimpleNamespace
@@ -374,6 +375,23 @@ def test_what_seems_slower_is_measured_again(monkeypatch, ratios, rounds):
     monkeypatch.setattr(sweep, "interleaved", interleaved)
     found = sweep.measured(Case("float32", 2), "forward", 1)
     assert asked == rounds and report.value(found, EAGER) == ratios[-1]
+
+
+def test_busy_processes_end(monkeypatch):
+    import machine
+
+    made = []
+
+    class Process(subprocess.Popen):
+        def __init__(self, command):
+            super().__init__(command)
+            made.append(self)
+
+    monkeypatch.setattr(machine.subprocess, "Popen", Process)
+    with pytest.raises(KeyboardInterrupt), machine.busy_processes(2):
+        assert [process.poll() for process in made] == [None, None]
+        raise KeyboardInterrupt
+    assert all(process.returncode for process in made)
 
 
 def test_everyone_is_first_and_follows_everyone():
