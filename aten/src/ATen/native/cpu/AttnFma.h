@@ -381,6 +381,11 @@ class AttnFma {
         prefetch_line(ahead);
         prefetch_line(ahead + R - 1);
       }
+      if constexpr (C > 1) { // B is from memory
+        c10::ForcedUnroll<V>{}([&](auto v) C10_ALWAYS_INLINE_ATTRIBUTE {
+          prefetch_line(b + (p + PART_ROWS) * ldb + v * LANES);
+        });
+      }
       auto right = zeros<T>(std::make_index_sequence<V>());
       if constexpr (V > 1) {
         c10::ForcedUnroll<V - 1>{}([&](auto v) C10_ALWAYS_INLINE_ATTRIBUTE {
