@@ -204,7 +204,7 @@ int main() {
   int64_t m, n, d, e;
   while (std::scanf("%ld %ld %ld %ld", &m, &n, &d, &e) == 4) {
     const at::native::AttnSizes sizes{1, m, n, d, e};
-    const at::native::AttnGrid grid(sizes, Tiles::MIN_ROWS, Tiles::ROW_STEP);
+    const at::native::AttnGrid<Tiles> grid(sizes);
     std::printf("%d %d\\n", int(grid.rows), int(grid.cols));
   }
 }
@@ -561,7 +561,7 @@ class Schedule:
         )
         self.step = max(1, self.tasks // (64 * threads))
         self.slots = [
-            threads * min(max(2**18 // size, 1), 4 * self.step)
+            threads * min(max(2**16 // size, 1), 4 * self.step)
             for size, *_ in self.sums
         ]
         self.next_task = 0

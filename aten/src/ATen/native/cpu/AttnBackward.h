@@ -90,16 +90,18 @@ class AttnGradBlocks {
 // The tiles of the backward: as large as they may be, but at least TILES for
 // threads to share. They depend on the sizes of a sample alone, so that the
 // order of sums depends on nothing else.
+template <typename Tiles>
 struct AttnGrid {
   static constexpr int64_t TILES = 36, MAX_ROWS = 192, COL_STEP = 96;
 
   int64_t rows, cols, row_blocks, col_blocks;
 
-  AttnGrid(const AttnSizes& sizes, int64_t min_rows, int64_t row_step) {
+  explicit AttnGrid(const AttnSizes& sizes) {
     const auto [batch, m, n, d, e] = sizes;
     // Tiles of few rows or columns are longer, so that each is worth a task.
     constexpr int64_t FEW = 8, WIDTH = 64;
-    const auto longer = std::clamp<int64_t>(WIDTH / (d + e + 1), 1, FEW);
+    const auto longer =
+        std::clamp<int64_t>(WIDTH / (d + e + 1), 1, Tiles::LONGEST);
     const auto max_rows = MAX_ROWS * (n <= FEW ? longer : 1);
     const auto max_cols = ATTN_BLOCK * (m <= FEW ? longer : 1);
 
@@ -109,7 +111,8 @@ struct AttnGrid {
     const auto wanted_blocks =
         std::max(at::ceil_div(TILES, col_blocks), at::ceil_div(m, max_rows));
     const auto wanted_rows = at::ceil_div(m, wanted_blocks);
-    rows = at::round_up(std::max(wanted_rows, std::min(m, min_rows)), row_step);
+    rows = at::round_up(
+        std::max(wanted_rows, std::min(m, Tiles::MIN_ROWS)), Tiles::ROW_STEP);
     row_blocks = at::ceil_div(m, rows);
   }
 };
@@ -121,7 +124,7 @@ void attn_backward_by(
     const AttnBackwardArgs<S>& args, const Parallel& parallel) {
   using T = typename Tiles::T;
   const auto [batch, m, n, d, e] = args.sizes;
-  const AttnGrid grid(args.sizes, Tiles::MIN_ROWS, Tiles::ROW_STEP);
+  const AttnGrid<Tiles> grid(args.sizes);
   const auto tiles = grid.row_blocks * grid.col_blocks;
   const auto cols = std::min(grid.cols, n);
 

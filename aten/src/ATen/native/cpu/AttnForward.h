@@ -15,7 +15,7 @@ inline int64_t attn_step(int64_t tasks, int64_t threads) {
 // Slots for the addends of tasks, of at most `size` elements: enough for a
 // thread to be ahead of another, but little memory.
 inline int64_t attn_slots(int64_t size, int64_t threads, int64_t step) {
-  constexpr int64_t MAX_SIZE = 1 << 18;
+  constexpr int64_t MAX_SIZE = 1 << 16;
   return threads * std::clamp<int64_t>(
                        MAX_SIZE / std::max<int64_t>(size, 1), 1, 4 * step);
 }
