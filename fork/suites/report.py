@@ -66,7 +66,8 @@ def stack_table(record: Record, failed: Collection[str]) -> Table:
     grid = new_table("Each commit by itself")
     grid.show_footer = False
     for head in HEADS:
-        grid.add_column(head, justify="right" if head in NUMBERS else "left")
+        longest = max(map(len, record.keys)) if head == "commit" else None
+        grid.add_column(head, justify="right" if head in NUMBERS else "left", min_width=longest)
     for name, *cells in record.rows():
         if name in failed:
             grid.add_row(name, *("" for _ in cells[1:]), "failed", style="red")
