@@ -209,6 +209,70 @@ int main() {
   }
 }
 """
+# The order in which threads add what their tasks make, for each line's samples, row blocks,
+# column blocks, threads, tasks taken at once, slots, and the task that throws, if any.
+ORDERS = """
+#include <ATen/native/cpu/AttnSchedule.h>
+
+#include <cstdio>
+#include <stdexcept>
+#include <thread>
+
+using namespace at::native;
+
+struct Threads {
+  template <typename F>
+  void run(int64_t count, const F& fn) const {
+    std::vector<std::thread> threads;
+    for (int64_t i = 0; i < count; ++i) {
+      threads.emplace_back([&, i] {
+        try {
+          fn(i);
+        } catch (const std::runtime_error& e) {
+        }
+      });
+    }
+    for (auto& thread : threads) {
+      thread.join();
+    }
+  }
+};
+
+int main() {
+  int64_t samples, rows, cols, threads, step, slots, thrower;
+  while (std::scanf(
+             "%ld %ld %ld %ld %ld %ld %ld",
+             &samples, &rows, &cols, &threads, &step, &slots, &thrower) == 7) {
+    AttnProgress progress;
+    AttnOrderedSums<double> row_sums(samples * rows, cols, 1, slots, 1, progress);
+    AttnOrderedSums<double> col_sums(samples * cols, rows, cols, slots, 1, progress);
+    std::vector<std::vector<int>> added(samples * (rows + cols));
+    const auto hand_in = [&](auto& sums, int64_t task, int64_t sum, int64_t turn, auto& to) {
+      sums.slot(task)[0] = task;
+      sums.hand_in(task, sum, turn, [&](int64_t, const double* addend) {
+        to.push_back(static_cast<int>(*addend));
+      });
+    };
+    const auto tasks = samples * rows * cols;
+    attn_in_order(Threads(), tasks, step, threads, progress, [&](int64_t task, int64_t) {
+      if (task == thrower) {
+        throw std::runtime_error("thrown");
+      }
+      const auto sample = task / (rows * cols), tile = task % (rows * cols);
+      const auto row = sample * rows + tile / cols, col = sample * cols + tile % cols;
+      hand_in(row_sums, task, row, tile % cols, added[row]);
+      hand_in(col_sums, task, col, tile / cols, added[samples * rows + col]);
+    });
+    for (const auto& sum : added) {
+      for (int task : sum) {
+        std::printf("%d ", task);
+      }
+      std::printf(";");
+    }
+    std::printf("%s\\n", progress.failed() ? "failed" : "");
+  }
+}
+"""
 # In the backward of a matrix of these sizes: of so many threads, how many must be at work on
 # average.
 BUSY_THREADS = {
@@ -902,6 +966,31 @@ class TestAttnKernel(KernelTestCase):
         for part in ("inputs", "forward", "backward"):
             different = {x[part] for x in found}
             self.assertEqual(len(different), 1 if part == "inputs" else len(found))
+
+    @unittest.skipIf(sys.platform == "win32", "the linker's options are those of ELF")
+    def test_order_of_sums(self, device):
+        """Threads add in the order of the tasks, and end if a task throws."""
+        random.seed(seed := random.SystemRandom().randrange(2**32))
+        cases = [
+            (*(random.randint(1, most) for most in (3, 6, 6, 8, 3, 9)), thrower)
+            for thrower in (*[-1] * 500, *range(20))
+        ]
+        given = "\n".join(" ".join(map(str, case)) for case in cases)
+        for case, line in zip(
+            cases, printed_by("orders", ORDERS, given).splitlines(), strict=True
+        ):
+            samples, rows, cols, *_, thrower = case
+            *found, end = line.split(";")
+            found = [[int(task) for task in text.split()] for text in found]
+            tasks = torch.arange(samples * rows * cols).view(samples, rows, cols)
+            sums = [*tasks.flatten(0, 1).tolist(), *tasks.mT.flatten(0, 1).tolist()]
+            with self.subTest(seed=seed, case=case):
+                throws = 0 <= thrower < tasks.numel()
+                self.assertEqual(end, "failed" if throws else "")
+                for some, all_of_it in zip(found, sums, strict=True):
+                    count = len(some) if throws else len(all_of_it)
+                    self.assertEqual(some, all_of_it[:count])
+                    self.assertNotIn(thrower, some)
 
     @unittest.skipIf(sys.platform == "win32", "the linker's options are those of ELF")
     def test_schedule(self, device):
