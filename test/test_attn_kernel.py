@@ -160,7 +160,7 @@ VARIED = (
 # By how much memory grows: attn is large, all else is not.
 LARGE = (
     (sized(8192, 8192, 64, 64), torch.float),
-    (sized(4096, 4096, 64, 64), torch.double),
+    (sized(8192, 4096, 64, 64), torch.double),
     (sized(8192, 8192, 64, 64), torch.bfloat16),
     (sized(8192, 8192, 64, 64), torch.half),
     (sized(64, 2**18, 16, 16), torch.float),
