@@ -30,7 +30,7 @@ from test_attn import (
 
 import torch
 import torch.utils._pytree as pytree
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.func import jvp, vjp
@@ -82,7 +82,9 @@ def subsets(names):
 def described(x):
     """A pattern of how a message describes x."""
     size = re.escape(str([*x.shape]))
-    return f"{dtype_pattern(x.dtype)} of sizes {size} on {x.device}"
+    # Without a decomposition in Python, a fake tensor is a meta tensor to the operator.
+    device = f"(?:{x.device}|meta)" if isinstance(x, FakeTensor) else x.device
+    return f"{dtype_pattern(x.dtype)} of sizes {size} on {device}"
 
 
 def like(tensors):
