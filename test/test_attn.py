@@ -403,13 +403,13 @@ def rule(dtype, plain, reference, case, ranks=1):
 
     Twice as far as ``plain``, the same computation in ``dtype``. That may be exact by
     luck, and in float64 it is the reference itself. There is a floor, then: what rounding
-    may do to the largest entry, once to ``dtype`` in attn, which the others depend on, and
-    on each rank, and in the accumulator once for every term of the sums, which never go
-    across a batch. Half and bfloat16 accumulate in float.
+    may do to the largest entry, once to ``dtype`` in attn and in the gradient of the scores,
+    which the others depend on, and on each rank, and in the accumulator once for every term
+    of the sums, which never go across a batch. Half and bfloat16 accumulate in float.
     """
     wide = torch.float if dtype in (torch.half, torch.bfloat16) else dtype
     terms = case.m + case.d + case.n + case.e
-    eps = torch.finfo(dtype).eps * (1 + ranks) + terms * torch.finfo(wide).eps
+    eps = torch.finfo(dtype).eps * (2 + ranks) + terms * torch.finfo(wide).eps
     return 2 * abs(plain - reference).max() + eps * abs(reference).max()
 
 

@@ -62,8 +62,7 @@ def run_stack(upstream: Path | None, minutes: float | None) -> tuple[Record, lis
             upstream, venv = place(upstream)
         for commit in pending:
             name, used = commit.folder.name, cpu_seconds()
-            last = record.last(name)
-            end = time.monotonic() + (last.seconds / (os.cpu_count() or 1) if last else 0)
+            end = time.monotonic() + record.estimate(name) / (os.cpu_count() or 1)
             if minutes is not None and end >= start + minutes * 60:
                 continue
             console.rule(f"{name}: {commit.title}", align="left")

@@ -72,6 +72,12 @@ class Record:
             return self.entries[self.keys[commit]]
         return next((e for e in self.entries.values() if e.commit == commit), None)
 
+    def estimate(self, commit: str) -> int:
+        """The seconds of a core that it took last or, if it never passed, the most of any."""
+        if last := self.last(commit):
+            return last.seconds
+        return max((entry.seconds for entry in self.entries.values()), default=0)
+
     def add(self, passed: Passed) -> None:
         """Writes it to the file, from which entries go that no commit has any more."""
         self.entries[self.keys[passed.commit]] = passed

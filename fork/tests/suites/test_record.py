@@ -48,6 +48,14 @@ def test_what_passed_is_kept(stack, keys):
     assert (stack.root / FILE).read_text() == text
 
 
+def test_a_commit_that_never_passed_is_taken_for_the_longest(stack, keys):
+    assert Record(stack).estimate("02-two") == 0
+    Record(stack).add(ONE)
+    assert [Record(stack).estimate(name) for name in NAMES] == [70, 70]
+    Record(stack).add(replace(TWO, seconds=9))
+    assert Record(stack).estimate("02-two") == 9
+
+
 def test_a_commit_that_changed_is_to_be_run_again(stack, keys):
     for passed in (ONE, TWO):
         Record(stack).add(passed)
