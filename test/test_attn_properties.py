@@ -132,10 +132,16 @@ class TestAttnProperties(KernelTestCase):
             torch.manual_seed(seed)
             self.assert_results(dtype, case)
 
+        # Of few numbers the composed maths may round all well by luck.
+        def has_many(case):
+            rows, cols = min(case.m, case.n), min(case.n, case.d, case.e)
+            return rows * cols >= 64
+
         # Longer doubles, of which the reference is made, are slow.
         most = 2**20 if dtype == torch.double or TEST_WITH_ASAN else 2**25
         batches = st.sampled_from(((), (1,), (2,), (3,)))
-        for_all(prop, (), 30, case=cases(most, batches), seed=SEEDS)
+        wanted = cases(most, batches).filter(has_many)
+        for_all(prop, (), 30, case=wanted, seed=SEEDS)
 
     @by_dtype
     def test_an_element_reaches_what_the_formulas_say(self, device, dtype):
