@@ -136,9 +136,13 @@ void attn_backward_by(
              columns_shared = grid.row_blocks > 1;
   const auto sums = (q_shared ? grid.row_blocks : 0) +
                     (columns_shared ? 2 * grid.col_blocks : 0);
+  const auto q_size = std::min(grid.rows, m) * d;
+  const auto k_size = cols * d, v_size = cols * e;
   const auto totals =
-      has_totals ? (q_shared ? m * d : 0) + (columns_shared ? n * (d + e) : 0)
-                 : 0;
+      !has_totals
+          ? 0
+          : (q_shared ? grid.row_blocks * q_size : 0) +
+                (columns_shared ? grid.col_blocks * (k_size + v_size) : 0);
   const auto samples = std::clamp<int64_t>(
       std::min(
           MAX_TOTALS / std::max<int64_t>(totals, 1),
@@ -176,23 +180,19 @@ void attn_backward_by(
           progress);
     };
     auto q_grad = blocks_of(
-        bool(args.grad_q),
-        grid.row_blocks,
-        grid.col_blocks,
-        1,
-        std::min(grid.rows, m) * d);
+        bool(args.grad_q), grid.row_blocks, grid.col_blocks, 1, q_size);
     auto k_grad = blocks_of(
         bool(args.grad_k),
         grid.col_blocks,
         grid.row_blocks,
         grid.col_blocks,
-        cols * d);
+        k_size);
     auto v_grad = blocks_of(
         bool(args.grad_v),
         grid.col_blocks,
         grid.row_blocks,
         grid.col_blocks,
-        cols * e);
+        v_size);
     attn_in_order(
         parallel,
         count * tiles,
