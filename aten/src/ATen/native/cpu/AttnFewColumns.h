@@ -14,18 +14,19 @@ template <typename T>
 class AttnFewColumns {
  public:
   using Fma = AttnFma<T>;
-  static constexpr int64_t MAX_COLS = Fma::LANES / 2;
+  static constexpr int64_t MAX_COLS = std::min(Fma::LANES / 2, Fma::MR);
 
   static bool fits(int64_t cols) {
     return cols <= MAX_COLS;
   }
 
-  // Of scratch memory, in elements of T, for sides of A of at most `size`.
+  // The scratch memory, in elements of T, for an A of at most `size` rows and
+  // columns.
   struct Layout {
     int64_t b_t, c_t, c;
 
     Layout(ScratchLayout& scratch, int64_t size)
-        : b_t(scratch.add(at::round_up(MAX_COLS, Fma::MR) * size)),
+        : b_t(scratch.add(Fma::MR * size)),
           c_t(scratch.add(tile_size<T>(MAX_COLS, size))),
           c(scratch.add(MAX_COLS * size)) {}
   };
@@ -45,16 +46,13 @@ class AttnFewColumns {
       O* c) {
     const auto terms = b.rows, cols = b.cols;
     const auto ld = tile_ld<T>(rows);
-    copy_rows(b_t_, terms, b.t());
+    const auto b_t = Fma::strip(b_t_, b.t());
     if (a.transposed) {
-      const auto end =
-          Fma::kernel_rows(cols % Fma::MR) + cols / Fma::MR * Fma::MR;
-      std::fill(b_t_ + cols * terms, b_t_ + end * terms, T(0));
       const typename Fma::Right right{a.data, a.ld, rows, nullptr, terms};
-      Fma::product(true, cols, rows, {b_t_, terms}, right, c_t_, ld);
+      Fma::product(true, cols, rows, b_t, right, c_t_, ld);
     } else {
       const Matrix<const T> a_rows{a.data, rows, terms, a.ld, 1};
-      AttnDot<T>::product(cols, b_t_, terms, a_rows, false, c_t_, ld);
+      AttnDot<T>::product(cols, b_t.data, b_t.ld, a_rows, false, c_t_, ld);
     }
     const T* result = c_t_;
     if (cols > 1) {
