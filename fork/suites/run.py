@@ -126,10 +126,8 @@ def run_suite(
         ours = ours or any(is_ours(name, written, op) for op in ops)
         (result.ours if ours else result.upstreams)[test] = outcome
     text = log.read_text(errors="replace")
-    if status is None:
-        result.broken = f"still running after {timeout:g} s: stopped"
-    elif suite == SCRIPT:
-        _judge(result, status)
+    if status is None or suite == SCRIPT:
+        _judge(result, status, timeout)
     elif not (tests or status) and (lacks := LACKS.search(text)):
         result.ours, result.lacks = {suite: "skipped"}, lacks[1]
     else:
@@ -148,18 +146,19 @@ def run_script(
     words = [python.absolute(), *command.words]
     status = _status(words, tree / command.folder, environment(), log, timeout)
     result = Result(str(command), time.monotonic() - start, log=log)
-    if status is None:
-        result.broken = f"still running after {timeout:g} s: stopped"
-    else:
-        _judge(result, status)
+    _judge(result, status, timeout)
     console.print(progress(result))
     return result
 
 
-def _judge(result: Result, status: int) -> None:
-    """What a script's exit status says: it is one test."""
-    result.ours = {} if status else {result.suite: "passed"}
-    result.broken = f"exit status {status}" if status else ""
+def _judge(result: Result, status: int | None, timeout: float) -> None:
+    """Makes a script's exit status its result, for it is one test; None is a timeout."""
+    if status is None:
+        result.broken = f"still running after {timeout:g} s: stopped"
+    elif status:
+        result.broken = f"exit status {status}"
+    else:
+        result.ours = {result.suite: "passed"}
 
 
 def _status(command: Sequence, folder: Path, env: dict, log: Path, timeout: float) -> int | None:
