@@ -259,8 +259,8 @@ class AttnFma {
   }
 
   // The same, also for a C of lower precision, to which nothing is added, and
-  // for a B in parts, whose sum is made from zero: by way of `acc`, of rows x
-  // cols elements.
+  // for a B in parts, whose sum is made from zero: by way of `acc`, for some
+  // rows at a time, whose sums stay in the first cache.
   template <typename O>
   static void product_by(
       T* acc,
@@ -277,16 +277,21 @@ class AttnFma {
         return;
       }
     }
-    product(true, rows, cols, a, b, acc, cols);
+    const auto some = rows_of_sums(cols);
     const bool flat = cols == ldc;
-    for (int64_t i = 0; i < (flat ? 1 : rows); ++i) {
-      const auto count = flat ? rows * cols : cols;
-      if constexpr (std::is_same_v<T, O>) {
-        add_sum(false, c + i * ldc, acc + i * cols, count);
-      } else {
-        convert(c + i * ldc, acc + i * cols, count);
+    for (int64_t row = 0; row < rows; row += some) {
+      const auto count = std::min(some, rows - row);
+      product(true, count, cols, a.from(row, 0), b, acc, cols);
+      for (int64_t i = 0; i < (flat ? 1 : count); ++i) {
+        O* dst = c + (row + i) * ldc;
+        add_sum(first, dst, acc + i * cols, flat ? count * cols : cols);
       }
     }
+  }
+
+  // The size of `acc` for at most so many columns.
+  static int64_t sums_size(int64_t cols) {
+    return std::max(SMALL, MR * cols);
   }
 
   // C (+)= A B for a packed B of so many columns, a strip of A after the other.
@@ -311,6 +316,10 @@ class AttnFma {
   }
 
  private:
+  static int64_t rows_of_sums(int64_t cols) {
+    return std::max<int64_t>(1, SMALL / (MR * cols + 1)) * MR;
+  }
+
   // Terms that are summed at once.
   static int64_t part_of(const Right& b) {
     return b.in_parts ? PART_ROWS : ATTN_BLOCK;

@@ -47,7 +47,8 @@ class FmaForward {
       tile = scratch.add(
           transposed ? tile_size<T>(n, chunk) : tile_size<T>(chunk, n));
       v_panels = scratch.add(Fma::packed_size(n, e));
-      acc = scratch.add(std::is_same_v<T, S> && !few_rows ? 0 : chunk * e);
+      acc = scratch.add(
+          std::is_same_v<T, S> && !few_rows ? 0 : Fma::sums_size(e));
       attn = scratch.add(transposed ? chunk * n : 0);
       size = scratch.size();
     }

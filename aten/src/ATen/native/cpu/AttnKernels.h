@@ -26,7 +26,9 @@ void with_attn_kernels(const AttnSizes& sizes, const F& fn) {
 #if defined(CPU_CAPABILITY_AVX512)
   if constexpr (!std::is_same_v<S, at::opmath_type<S>>) {
     if (AttnBrgemm<S>::fits(sizes)) {
-      return fn(AttnKernels<BrgemmForward<S>, BrgemmBackward<S>>());
+      return sizes.m > AttnBrgemm<S>::FEW_ROWS
+                 ? fn(AttnKernels<BrgemmForward<S>, BrgemmBackward<S>>())
+                 : fn(AttnKernels<BrgemmForward<S>, FmaBackward<S>>());
     }
   }
 #endif

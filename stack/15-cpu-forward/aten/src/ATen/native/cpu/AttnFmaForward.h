@@ -28,7 +28,8 @@ class FmaForward {
       n = std::min(n, ATTN_BLOCK);
       tile = scratch.add(tile_size<T>(chunk, n));
       v_panels = scratch.add(Fma::packed_size(n, e));
-      acc = scratch.add(std::is_same_v<T, S> && !few_rows ? 0 : chunk * e);
+      acc = scratch.add(
+          std::is_same_v<T, S> && !few_rows ? 0 : Fma::sums_size(e));
       size = scratch.size();
     }
   };

@@ -34,9 +34,8 @@ class FmaBackward {
       tile = scratch.add(elements);
       attn_tile = scratch.add(elements);
       grad_tile = scratch.add(elements);
-      products = scratch.add(
-          (std::is_same_v<T, S> ? FEW_ROWS : std::max(rows, cols)) *
-          std::min(ATTN_BLOCK, std::max(d, e)));
+      products =
+          scratch.add(Fma::sums_size(std::min(ATTN_BLOCK, std::max(d, e))));
       size = scratch.size();
     }
   };
@@ -90,7 +89,6 @@ class FmaBackward {
   using Fma = AttnFma<T>;
   static constexpr auto MR = Fma::MR;
   static constexpr auto FEW = MR / 2;
-  static constexpr int64_t FEW_ROWS = 8; // of a product whose sums are in parts
 
   // tile = (tile + grad_attn) (1 - attn²)
   void finish(int64_t rows, int64_t cols, bool has_grad) {
