@@ -56,7 +56,7 @@ bench-gpu: ## build, test and measure on this machine's GPU, with the torch that
 cuda-check: ## compile and link the kernels for CUDA without a GPU; fails if one spills registers
 	$(BOOTSTRAP) cuda-check
 
-lint: ## ruff, clang-format, yamllint
+lint: ## ruff, clang-format, mdformat, yamllint
 	$(BOOTSTRAP) lint
 
 clean: ## remove all that was built and downloaded

@@ -152,9 +152,9 @@ def cuda_check() -> None:
 
 
 @main.command(example="--fix")
-@click.option("--fix", is_flag=True, help="Mend what can be mended.")
+@click.option("--fix", is_flag=True, help="Put into form what a tool can change.")
 def lint(fix: bool) -> None:
-    """Check the form of all files: ruff, clang-format, yamllint (`make lint`)."""
+    """Check the form of all files: ruff, clang-format, mdformat, yamllint (`make lint`)."""
     sys.exit(0 if series.lint(paths.ROOT, fix) else 1)
 
 

@@ -125,7 +125,7 @@ class Commit:
             for key, paths in (("files", self.files), ("removes", self.removes))
             if paths
         )
-        return f"---\n{front}---\n# {self.title}\n\n{self.body}"
+        return f"---\n{front}---\n\n# {self.title}\n\n{self.body}"
 
     def subject(self, of: int) -> str:
         return f"[attn {self.number}/{of}] {self.title}"

@@ -1,4 +1,4 @@
-"""The form of all files of this clone: ruff, clang-format, yamllint."""
+"""The form of all files of this clone: ruff, clang-format, mdformat, yamllint."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from fork.overlay import BUILT, files_under, is_edit
 
 # PyTorch's width is theirs.
 UPSTREAMS = ("benchmarks/", "functorch/", "stack/", "test/", "tools/", "torch/")
-GENERATED = ("site/course/", "site/generated/", "site/notes/")  # by `make site`
+GENERATED = ("fork/results/", "site/course/", "site/generated/", "site/notes/")
+COMMIT = "/commit.md"  # Git's readers have narrow windows
 CPP = (".cpp", ".cu", ".cuh", ".h", ".hpp")
 
 
 def lint(root: Path, fix: bool) -> bool:
-    """Whether all is in form; with `fix` what can be mended is mended."""
+    """Whether all is in form; with `fix`, what a tool can change is put into it first."""
     tools = Path(sys.executable).parent
     ruff, clang_format, yamllint = (tools / t for t in ("ruff", "clang-format", "yamllint"))
     ours = [f for f in files_under(root, skip=BUILT) if not f.startswith(GENERATED)]
@@ -24,12 +25,18 @@ def lint(root: Path, fix: bool) -> bool:
     python = [f for f in whole if f.endswith(".py")]
     upstreams = [f for f in python if f.startswith(UPSTREAMS)]
     cpp = [f for f in whole if f.endswith(CPP)]
+    markdown = [f for f in whole if f.endswith(".md")]
+    messages = [f for f in markdown if f.endswith(COMMIT)]
+    pages = sorted({*markdown} - {*messages})
+    mdformat = [tools / "mdformat", "--number", "--compact-tables", *([] if fix else ["--check"])]
     dry = [] if fix else ["--check"]
     commands = (
         [ruff, "check", *(["--fix"] if fix else []), *python],
         [ruff, "format", *dry, *sorted({*python} - {*upstreams})],
         [ruff, "format", *dry, "--line-length", "88", *upstreams],
         [clang_format, *(["-i"] if fix else ["--dry-run", "--Werror"]), *cpp],
+        [*mdformat, "--wrap", "72", *messages],
+        [*mdformat, "--wrap", "100", *pages],
         [yamllint, "--strict", *(f for f in ours if f.endswith(".yaml"))],
     )
     failed = [c for c in commands if subprocess.run(c, cwd=root).returncode]

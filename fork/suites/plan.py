@@ -54,8 +54,9 @@ class Command:
 
 
 def commands(commit: Commit) -> list[Command]:
-    """The commands of a commit's test plan, but for the build of the documentation."""
-    lines = re.findall(r"^    (\S.*)", commit.section("Test plan"), re.M)
+    """The commands of a test plan, in its code blocks, but for the build of the documentation."""
+    blocks = re.findall(r"^```\n(.*?)^```$", commit.section("Test plan"), re.M | re.S)
+    lines = (line for block in blocks for line in block.splitlines() if line)
     return [command for line in lines for command in _commands(commit, line)]
 
 

@@ -111,13 +111,14 @@ def message(
     files: list[str],
     removes: list[str] = (),
     title: str = "Do a thing",
-    plan: str = "run it",
+    plan: str = "",
 ) -> str:
     listed = "".join(f"  - {f}\n" for f in files)
     gone = "".join(f"  - {f}\n" for f in removes)
     front = (f"files:\n{listed}" if files else "") + (f"removes:\n{gone}" if gone else "")
+    plan = f"```\n{plan}\n```" if plan else "run it"
     text = f"## Why\n\nbecause\n\n## Review order\n\nfirst\n\n## Test plan\n\n{plan}\n"
-    return f"---\n{front}---\n# {title}\n\n{text}"
+    return f"---\n{front}---\n\n# {title}\n\n{text}"
 
 
 @pytest.fixture

@@ -185,11 +185,11 @@ def test_an_error_is_one_line(in_repo, tmp_path):
 SERIES = {
     "stack/01-note/commit.md": message(["docs/note.md"]),
     "stack/02-script/commit.md": message(
-        ["test/attn_function.py"], plan="    python test/attn_function.py --seed 1"
+        ["test/attn_function.py"], plan="python test/attn_function.py --seed 1"
     ),
     "stack/03-op/commit.md": message([NATIVE, "test/test_attn.py", "torch/attn.py"]),
     "stack/04-kernel/commit.md": message(
-        ["aten/src/ATen/native/cpu/Attn.h"], plan="    python test/test_attn.py"
+        ["aten/src/ATen/native/cpu/Attn.h"], plan="python test/test_attn.py"
     ),
     "stack/05-vmap/commit.md": message(["test/test_attn_vmap.py"]),
     "CMakeLists.txt": "",

@@ -19,8 +19,7 @@ def stack_of(root, text, files=("test/test_attn.py",)):
     """A stack with one commit, whose test plan has one command."""
     names = [NATIVE, *files]
     contents = dict.fromkeys(files, "") | OPERATOR
-    line = f"In words.\n\n    {text}"
-    folder = {"stack/01-op/commit.md": message(sorted(names), plan=line), "CMakeLists.txt": ""}
+    folder = {"stack/01-op/commit.md": message(sorted(names), plan=text), "CMakeLists.txt": ""}
     return Stack(write_files(root, folder | contents))
 
 
@@ -109,7 +108,7 @@ def test_the_plans_of_this_stack():
 
 FILES = {
     "stack/01-script/commit.md": message(
-        ["test/attn_function.py"], plan="    python test/attn_function.py"
+        ["test/attn_function.py"], plan="python test/attn_function.py"
     ),
     "stack/02-op/commit.md": message(
         ["aten/src/ATen/native/Attn.cpp", NATIVE, "test/test_attn.py"], title="Two"
@@ -121,7 +120,7 @@ FILES = {
         ]
     ),
     "stack/04-bench/commit.md": message(
-        ["benchmarks/attn/bench.py"], plan="    python benchmarks/attn/bench.py"
+        ["benchmarks/attn/bench.py"], plan="python benchmarks/attn/bench.py"
     ),
     "stack/05-last/commit.md": message(["test/test_attn_last.py"]),
     "CMakeLists.txt": "",
