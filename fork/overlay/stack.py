@@ -16,7 +16,7 @@ from fork.overlay.edit import is_edit
 
 # Root folders that are ours, not PyTorch's; all other folders belong to the overlay.
 BUILT = {"build", "dist", "test-reports"}  # by some run; git ignores them
-OURS = {"course", "extension", "fork", "site", "stack", *BUILT}
+OURS = {"bench", "course", "extension", "fork", "site", "stack", *BUILT}
 # The edits of the two files that PyTorch's code generator reads.
 NATIVE = "aten/src/ATen/native/native_functions.edit.yaml"
 DERIVATIVES = "tools/autograd/derivatives.edit.yaml"
