@@ -278,7 +278,7 @@ def review(upstream: Path | None, branch: str) -> None:
 @PUBLISH
 @ARGS
 def bench(publish: bool, args: tuple[str, ...]) -> None:
-    """Measure the operator's speed (`make bench`); ARGS are those of benchmarks/attn/bench.py."""
+    """Measure the operator's speed (`make bench`); ARGS are those of bench/bench.py."""
     sys.exit(suites.bench(publish, args))
 
 
@@ -290,7 +290,7 @@ def bench(publish: bool, args: tuple[str, ...]) -> None:
 def bench_gpu(release: str, sanitize: bool, publish: bool, args: tuple[str, ...]) -> None:
     """Build, test and measure the operator on this machine's GPU (`make bench-gpu`).
 
-    Planned for eight minutes. ARGS are those of benchmarks/attn/bench.py, which measures even if a
+    Planned for eight minutes. ARGS are those of bench/bench.py, which measures even if a
     test fails. Results are in build/bench-gpu.
     """
     sys.exit(suites.bench_gpu(release, sanitize, publish, args))

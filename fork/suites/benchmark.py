@@ -93,7 +93,7 @@ def measure(venv: Path, out: Path, device: str, publish: bool, args: Sequence[st
     """Runs the benchmark with its results in `out`; its exit status."""
     # -E: PYTHONPATH could bring in another torch.
     python = [venv / "bin" / "python", "-E"]
-    script, measured = paths.ROOT / "benchmarks/attn/bench.py", kernel(device)
+    script, measured = paths.ROOT / "bench/bench.py", kernel(device)
     command = [*python, script, "--out", out, "--device", device]
     status = subprocess.run([*command, *args], cwd=paths.ROOT).returncode
     if publish and not status:

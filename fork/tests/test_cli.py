@@ -417,9 +417,9 @@ def test_chosen_base(args, variables, base):
 )
 def test_bench(tmp_path, monkeypatch, args, status, kept):
     """The arguments reach the benchmark; its results are kept if asked for, and if it went well."""
-    (tmp_path / "benchmarks/attn").mkdir(parents=True)
+    (tmp_path / "bench").mkdir()
     (tmp_path / "fork").mkdir()
-    (tmp_path / "benchmarks/attn/bench.py").write_text(
+    (tmp_path / "bench/bench.py").write_text(
         "import json, pathlib, sys\n"
         "out = pathlib.Path(sys.argv[2]); out.mkdir(parents=True)\n"
         "for name in ('cpu.json', 'cpu.svg', 'other'):\n"

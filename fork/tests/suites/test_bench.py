@@ -1,4 +1,4 @@
-"""The benchmark's figures, without measuring any: benchmarks/attn."""
+"""The benchmark's figures, without measuring any: bench/."""
 
 import json
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 
 from fork.paths import ROOT
 
-sys.path.insert(0, str(ROOT / "benchmarks" / "attn"))
+sys.path.insert(0, str(ROOT / "bench"))
 
 torch = pytest.importorskip("torch")
 
@@ -557,8 +557,9 @@ def test_peaks_of_a_gpu(cuda):
 
 def bench_on_cuda(monkeypatch, out, *args):
     """bench.py's exit status, what it said, and the JSON."""
-    import bench
     from click.testing import CliRunner
+
+    import bench
 
     table = (
         Case("float32", 8, targets={"step": Target(scratch=0.02)}),

@@ -2,10 +2,9 @@
 
 import memory
 import roofline
-from cases import Case, CPU, MODES, near_roofline, targets
+from cases import CPU, MODES, Case, near_roofline, targets
 from machine import use_threads
 from measure import Clock, host_clock
-
 
 CASES = (
     # from tiny to large
@@ -64,4 +63,4 @@ class Device:
         return roofline.measure(self.threads)
 
     def scratch(self, case: Case, mode: str, contender: str) -> int:
-        return memory.peak(case.name, mode, contender, self.threads)
+        return memory.peak(case, mode, contender, self.threads)

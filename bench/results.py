@@ -9,7 +9,6 @@ from pathlib import Path
 
 from report import device_of, markdown
 
-
 try:
     import plot
 except ImportError:  # matplotlib, or a module of it, is missing

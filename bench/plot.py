@@ -10,7 +10,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
-
 # Told apart without colours too, and on a light as on a dark ground.
 LOOKS = {
     ATTN: ("#d55e00", "o"),
@@ -36,10 +35,10 @@ def ratios(axes: Axes, cases: list[str], rows: list[report.Row], title: str) -> 
         found = [(report.value(row, other), y) for row, y in places]
         aims = [(row["target"].get(other), y) for row, y in places]
         if found := [point for point in found if point[0] is not None]:
-            axes.plot(*zip(*found), marker, color=color, markersize=5)
+            axes.plot(*zip(*found, strict=True), marker, color=color, markersize=5)
         if aims := [point for point in aims if point[0] not in (None, 1)]:
             bar = {"markersize": 12, "markeredgewidth": 2}
-            axes.plot(*zip(*aims), "|", color=color, **bar)
+            axes.plot(*zip(*aims, strict=True), "|", color=color, **bar)
     axes.axvline(1, linewidth=1)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: times_as(x)))
@@ -72,16 +71,14 @@ def over_n(axes: Axes, title: str) -> None:
 
 
 def rooflines(axes: Axes, rows: list[report.Row]) -> None:
-    colors = dict(zip(SHORT, ("#d55e00", "#2f8fd0", "#1a9e77", "#b07cc6")))
+    colors = dict(zip(SHORT, ("#d55e00", "#2f8fd0", "#1a9e77", "#b07cc6"), strict=True))
     for dtype, color in colors.items():
         for mode, style in STYLES.items():
-            points = [
-                (r["n"], report.value(r, "roofline")) for r in series(rows, dtype, mode)
-            ]
+            points = [(r["n"], report.value(r, "roofline")) for r in series(rows, dtype, mode)]
             points = [point for point in points if point[1] is not None]
             if points:
                 label = f"{SHORT[dtype]} {mode}"
-                axes.plot(*zip(*points), style, marker=".", color=color, label=label)
+                axes.plot(*zip(*points, strict=True), style, marker=".", color=color, label=label)
     axes.set_ylim(0, max(1, axes.get_ylim()[1]))
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     over_n(axes, "torch.attn: percent of the roofline")
@@ -90,12 +87,10 @@ def rooflines(axes: Axes, rows: list[report.Row]) -> None:
 def times(axes: Axes, rows: list[report.Row], dtype: str, mode: str) -> None:
     found = series(rows, dtype, mode)
     for who, (color, marker) in LOOKS.items():
-        points = [
-            (r["n"], median(r["seconds"][who])) for r in found if who in r["seconds"]
-        ]
+        points = [(r["n"], median(r["seconds"][who])) for r in found if who in r["seconds"]]
         if points:
             axes.plot(
-                *zip(*points),
+                *zip(*points, strict=True),
                 marker=marker,
                 markersize=4,
                 color=color,
@@ -103,7 +98,7 @@ def times(axes: Axes, rows: list[report.Row], dtype: str, mode: str) -> None:
             )
     limit = [(row["n"], row["roofline"]) for row in found if row.get("roofline")]
     if limit:
-        axes.plot(*zip(*limit), ":", label="roofline")
+        axes.plot(*zip(*limit, strict=True), ":", label="roofline")
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(FuncFormatter(lambda x, _: report.duration(x)))
     over_n(axes, f"Time of a {mode}, {SHORT[dtype]}")
@@ -118,7 +113,7 @@ def sweep(axes: Axes, result: dict) -> None:
         label = f"{report.threads(found['threads'])}, seed {found['seed']}"
         if points:
             style = {"linestyle": "", "marker": marker, "markersize": 2.5}
-            axes.plot(*zip(*points), color=color, label=label, **style)
+            axes.plot(*zip(*points, strict=True), color=color, label=label, **style)
     axes.axhline(1, linewidth=1)
     axes.axhline(report.BELOW, linewidth=1, linestyle=":")
     axes.set_xscale("log")
@@ -134,9 +129,7 @@ def finish(figure: Figure, result: dict) -> Figure:
     for axes in figure.axes:
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(
-        report.describe(result["machine"]), fontsize="small", x=0.01, ha="left"
-    )
+    figure.suptitle(report.describe(result["machine"]), fontsize="small", x=0.01, ha="left")
     return figure
 
 
@@ -162,9 +155,7 @@ def draw(result: dict) -> Figure:
         if any(who in row["seconds"] for row in rows)
     ]
     marks += left.plot([], [], "|", color="gray", markersize=12, label="target")
-    upper.legend(
-        handles=marks, loc="outside lower center", ncols=len(marks), frameon=False
-    )
+    upper.legend(handles=marks, loc="outside lower center", ncols=len(marks), frameon=False)
     first, second, third = lower.subplots(1, 3)
     rooflines(first, rows)
     dtype = OVER_N[report.device_of(result)]
@@ -183,9 +174,7 @@ def settings(ground: str, ink: str) -> dict:
     )
     return {
         **dict.fromkeys((*inked, "lines.color"), ink),
-        **dict.fromkeys(
-            ("figure.facecolor", "axes.facecolor", "savefig.facecolor"), ground
-        ),
+        **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), ground),
         "axes.prop_cycle": matplotlib.cycler(color=[ink]),
         "font.size": 9,
         "svg.fonttype": "none",

@@ -1,8 +1,8 @@
 """How fast torch.attn is, beside other ways to compute the same and the machine's limits.
 
-    python benchmarks/attn/bench.py                        # the whole table
-    python benchmarks/attn/bench.py --only n=1024 --quick  # a part of it
-    python benchmarks/attn/bench.py --device cuda          # the table for a GPU
+    python bench/bench.py                        # the whole table
+    python bench/bench.py --only n=1024 --quick  # a part of it
+    python bench/bench.py --device cuda          # the table for a GPU
 
 Writes cpu.json or cuda.json, cpu.md and a plot into the folder --out.
 """
@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Optional
 
 import click
 import memory
@@ -23,10 +22,11 @@ import report
 import results
 import roofline
 import sweep
-from cases import ATTN, Case, COMPILE, EAGER, JAX, MODES, rows, SHORT
-from contenders import Absent, allow_tf32, as_tensors, disagreement, Problem, RUNS
+import torch
+from cases import ATTN, COMPILE, EAGER, JAX, MODES, SHORT, Case, rows
+from contenders import RUNS, Absent, Problem, allow_tf32, as_tensors, disagreement
 from machine import busy_option, busy_processes, console, describe
-from measure import Clock, interleaved, NoDevice
+from measure import Clock, NoDevice, interleaved
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -34,9 +34,6 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
 )
-
-import torch
-
 
 # Each is a file with a class Device, which has its cases and says how they are timed.
 DEVICES = sorted(p.stem for p in Path(__file__).with_name("devices").glob("*.py"))
@@ -58,9 +55,7 @@ def first_line(e: Exception) -> str:
     return (str(e).strip().splitlines() or [""])[0]
 
 
-def run_row(
-    case: Case, mode: str, device: str, names: list[str], clock: Clock, **timing
-) -> dict:
+def run_row(case: Case, mode: str, device: str, names: list[str], clock: Clock, **timing) -> dict:
     """Times of everyone who can take part and agrees with eager."""
     allow_tf32(case.tf32)
     problem = Problem(case, mode, device)
@@ -74,32 +69,26 @@ def run_row(
             runs[name] = run
         except Exception as e:  # the others can be measured all the same
             words = first_line(e)
-            absent[name] = (
-                words if isinstance(e, Absent) else f"{type(e).__name__}: {words}"
-            )
+            absent[name] = words if isinstance(e, Absent) else f"{type(e).__name__}: {words}"
     del expected
     gc.collect()
     times = interleaved(runs, clock, **timing)
-    sizes = {x: getattr(case, x) for x in ("batch", "m", "n", "d", "e")}
     return {
         "case": case.name,
-        "dtype": case.dtype,
-        **sizes,
+        **case.sizes,
         "attn_bytes": case.attn_bytes,
-        "tf32": case.tf32,
         "mode": mode,
         "clock": clock.name,
         "target": case.targets.get(mode, report.ANY)._asdict(),
         "seconds": {
-            name: [float(f"{x:.5g}") for x in by_round]
-            for name, by_round in times.seconds.items()
+            name: [float(f"{x:.5g}") for x in by_round] for name, by_round in times.seconds.items()
         },
         "disturbed": round(times.disturbed, 3),
         "absent": absent,
     }
 
 
-def limit(row: dict, peaks: Optional[roofline.Peaks], case: Case) -> None:
+def limit(row: dict, peaks: roofline.Peaks | None, case: Case) -> None:
     """The seconds that the machine needs, if its peaks are known."""
     row["roofline"] = peaks and peaks.seconds(case, row["mode"])
     row["pages"] = peaks and peaks.pages_seconds(case)

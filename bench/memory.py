@@ -1,34 +1,35 @@
-"""How much memory a step takes above its results: `memory.py CASE MODE CONTENDER THREADS`.
+"""How much memory a step takes above its results: `memory.py SIZES MODE CONTENDER THREADS`.
 
-In a process of its own, by what the system counts: scratch is found wherever a kernel takes
-it from, torch's allocator or not, and also scratch that it keeps.
+It is measured in a process of its own, by what the system counts: scratch is found wherever a
+kernel takes it from, torch's allocator or not, and also scratch that it keeps. SIZES are a case's,
+as JSON.
 """
 
 import ctypes
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+from cases import Case
 
-LEAST = (
-    16 << 20
-)  # bytes of attn from which on pages and libraries' own buffers are small
+LEAST = 16 << 20  # bytes of attn from which on pages and libraries' own buffers are small
 
 
 class NoMemory(Exception):
     """Why the memory cannot be measured, in one line."""
 
 
-def peak(case: str, mode: str, contender: str, threads: int) -> int:
+def peak(case: Case, mode: str, contender: str, threads: int) -> int:
     """Bytes, measured in a new process."""
     # With a fixed threshold every large block is mapped by itself, and unmapped when freed.
     env = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
-    command = [sys.executable, __file__, case, mode, contender, str(threads)]
+    command = [sys.executable, __file__, json.dumps(case.sizes), mode, contender, str(threads)]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise NoMemory(f"{case} {mode} {contender}: {last}")
+        raise NoMemory(f"{case.name} {mode} {contender}: {last}")
     return int(done.stdout)
 
 
@@ -42,15 +43,12 @@ def status() -> dict[str, int]:
     return found
 
 
-def measure(name: str, mode: str, contender: str, threads: int) -> int:
-    from contenders import Problem, RUNS
-    from devices.cpu import CASES
-
+def measure(sizes: str, mode: str, contender: str, threads: int) -> int:
     import torch
+    from contenders import RUNS, Problem
 
     torch.set_num_threads(threads)
-    case = next(case for case in CASES if case.name == name)
-    run = RUNS[contender](Problem(case, mode))
+    run = RUNS[contender](Problem(Case(**json.loads(sizes)), mode))
     # Starts the threads, autograd and the BLAS, but nothing of attn: what it keeps counts.
     x = torch.randn(256, 256, requires_grad=True)
     torch.autograd.grad((x @ x).tanh(), x, torch.ones(256, 256))

@@ -1,7 +1,7 @@
 """What the times say: ratios and targets, as lines and as a table."""
 
 from statistics import geometric_mean, median, quantiles
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 from cases import (
     ATTN,
@@ -13,10 +13,9 @@ from cases import (
     MODES,
     QUIET,
     SHORT,
-    Target,
     TITLES,
+    Target,
 )
-
 
 BELOW = 0.95  # times as fast as eager: what a sweep counts as slower
 WORST = 10  # of a sweep, which its summary names
@@ -35,10 +34,11 @@ HEAD = """\
 
 {machine}
 
-{peaks}{clock}Each figure is of so many rounds, in each of which all take a turn, in rotated order: the median time of \
-`torch.attn`, and how many times as fast it was as the others, the median of the rounds' ratios. In parentheses: what \
-is aimed at. *roofline*: how much of the speed that the machine's peaks allow, at which the multiply-adds of the matrix \
-products or the bytes that must move would take all the time{roofline}. *scratch*: the peak of memory above inputs, \
+{peaks}{clock}Each figure is of so many rounds, in each of which all take a turn, in rotated \
+order: the median time of `torch.attn`, and how many times as fast it was as the others, the \
+median of the rounds' ratios. In parentheses: what is aimed at. *roofline*: how much of the speed \
+that the machine's peaks allow, at which the multiply-adds of the matrix products or the bytes \
+that must move would take all the time{roofline}. *scratch*: the peak of memory above inputs, \
 outputs and gradients, as a fraction of `attn`; eager's beside it.
 
 {verdict}{sweeps}
@@ -48,18 +48,19 @@ WORDS = {
     "cpu": {
         "title": "CPU",
         "clock": "",
-        "roofline": """; *with pages*: of what they allow where the system has to provide zeroed pages for `attn` too, as \
-it has for tensors of 32 MiB and more, which malloc doesn't keep""",
+        "roofline": """; *with pages*: of what they allow where the system has to provide zeroed \
+pages for `attn` too, as it has for tensors of 32 MiB and more, which malloc doesn't keep""",
     },
     "cuda": {
         "title": "GPU",
-        "clock": """Times are the GPU's own: CUDA events around each call, before which the L2 cache was flushed and \
-the call queued, so that the GPU doesn't wait for the host. A time marked *host* is of a small case, which does: the \
-host's time per call, of a block of calls after which it waits for the GPU. *tf32* is float32 where matmul may round \
-to TF32; *fp32* where it may not. """,
-        "roofline": """, forward and backward one after the other. Peaks are those of torch's own products, fills, \
-sums and copies; more than 100% is possible: in fp32 for a kernel that multiplies on tensor cores, which torch's \
-product does not, and for what stays in the L2 cache""",
+        "clock": """Times are the GPU's own: CUDA events around each call, before which the L2 \
+cache was flushed and the call queued, so that the GPU doesn't wait for the host. A time marked \
+*host* is of a small case, which does: the host's time per call, of a block of calls after which \
+it waits for the GPU. *tf32* is float32 where matmul may round to TF32; *fp32* where it may \
+not. """,
+        "roofline": """, forward and backward one after the other. Peaks are those of torch's own \
+products, fills, sums and copies; more than 100% is possible: in fp32 for a kernel that \
+multiplies on tensor cores, which torch's product does not, and for what stays in the L2 cache""",
     },
 }
 
@@ -79,7 +80,7 @@ class Aim(NamedTuple):
 def ratios(row: Row, other: str) -> list[float]:
     """How many times as fast as `other` attn was, in each round."""
     seconds = row["seconds"]
-    return [b / a for a, b in zip(seconds.get(ATTN, []), seconds.get(other, []))]
+    return [b / a for a, b in zip(seconds.get(ATTN, []), seconds.get(other, []), strict=False)]
 
 
 def slower(row: Row) -> bool:
@@ -88,7 +89,7 @@ def slower(row: Row) -> bool:
     return len(found) > 1 and quantiles(found, n=4, method="inclusive")[2] < 1
 
 
-def value(row: Row, what: str) -> Optional[float]:
+def value(row: Row, what: str) -> float | None:
     """The figure of a column; None where there is none."""
     ours = row["seconds"].get(ATTN)
     if not ours:
@@ -152,9 +153,7 @@ def cell(row: Row, what: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    for unit, scale in (("s", 1), ("ms", 1e3), ("µs", 1e6)):
-        if seconds * scale >= 1:
-            break
+    unit, scale = ("s", 1) if seconds >= 1 else ("ms", 1e3) if seconds >= 1e-3 else ("µs", 1e6)
     return f"{seconds * scale:.3g} {unit}"
 
 
@@ -228,8 +227,7 @@ def unmeasured(result: dict) -> str:
     for row, why in result.get("unmeasured", {}).items():
         by_reason.setdefault(why, []).append(row)
     return "".join(
-        f"not measured, as {why}: {', '.join(rows)}\n"
-        for why, rows in by_reason.items()
+        f"not measured, as {why}: {', '.join(rows)}\n" for why, rows in by_reason.items()
     )
 
 
@@ -282,9 +280,7 @@ def describe_peaks(peaks: dict) -> str:
     for kind in kinds:
         by_size = {int(size): x for size, x in peaks["bandwidth"][kind].items()}
         rates = [by_size[size] / 1e9 if size in by_size else None for size in sizes]
-        cells = [
-            "" if x is None else f"{x:.0f}" if x >= 1000 else f"{x:.3g}" for x in rates
-        ]
+        cells = ["" if x is None else f"{x:.0f}" if x >= 1000 else f"{x:.3g}" for x in rates]
         lines.append(f"| {kind} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n\n"
 

@@ -8,9 +8,7 @@ from typing import Any, NamedTuple
 
 from cases import HOST, QUIET
 from contenders import Run
-
 from torch.utils.benchmark import Timer
-
 
 BLOCK = 0.05  # seconds that one block of calls takes, where a call is shorter
 
@@ -23,9 +21,7 @@ class Clock(NamedTuple):
     """What times the calls of a row."""
 
     name: str
-    timer: Callable[
-        [Run], Any
-    ]  # what it makes has a Timer's blocked_autorange and timeit
+    timer: Callable[[Run], Any]  # what it makes has a Timer's blocked_autorange and timeit
     block: float
 
 
@@ -51,7 +47,7 @@ class Others:
         return sum(ticks) / per_second, idle / per_second, time.process_time()
 
     def share(self) -> float:
-        whole, idle, own = (b - a for a, b in zip(self.start, self.now()))
+        whole, idle, own = (b - a for a, b in zip(self.start, self.now(), strict=True))
         return max(0.0, (whole - idle - own) / whole) if whole else 0.0
 
 
@@ -112,9 +108,7 @@ def interleaved(
     found: list[tuple[float, dict[str, float]]] = []
     for order in rotations(list(runs), 2 * rounds):
         others = Others()
-        times = {
-            name: block_mean(timers[name], numbers[name], 10 * block) for name in order
-        }
+        times = {name: block_mean(timers[name], numbers[name], 10 * block) for name in order}
         found.append((others.share(), times))
         if sum(share <= QUIET for share, _ in found) == rounds:
             break

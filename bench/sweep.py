@@ -1,8 +1,8 @@
 """Whether torch.attn is ever slower than eager: random shapes, each measured beside it.
 
-    python benchmarks/attn/sweep.py 600                       # ten minutes
-    python benchmarks/attn/sweep.py 60 --seed 7 --threads 1
-    python benchmarks/attn/sweep.py 60 --busy 2               # on a machine that is not idle
+    python bench/sweep.py 600                       # ten minutes
+    python bench/sweep.py 60 --seed 7 --threads 1
+    python bench/sweep.py 60 --busy 2               # on a machine that is not idle
 
 Prints what is slower. Writes the report and the plot, as bench.py does, into the folder --out.
 """
@@ -13,18 +13,15 @@ import secrets
 import sys
 import time
 from pathlib import Path
-from typing import Optional
 
 import click
 import report
 import results
-from cases import ATTN, Case, CPU, EAGER, SHORT
-from contenders import Problem, RUNS
+import torch
+from cases import ATTN, CPU, EAGER, SHORT, Case
+from contenders import RUNS, Problem
 from machine import busy_option, busy_processes, console, describe, use_threads
 from measure import host_clock, interleaved
-
-import torch
-
 
 BATCH, ROWS, COLS = 1000, 2**20, 768  # the largest batch; m and n; d and e
 MAX_ELEMENTS = 1 << 26  # of any tensor
@@ -80,7 +77,7 @@ def measured(case: Case, mode: str, threads: int) -> report.Row:
     return row
 
 
-def sweep(seconds: float, threads: int, seed: Optional[int] = None) -> dict:
+def sweep(seconds: float, threads: int, seed: int | None = None) -> dict:
     """The rows of as many random cases as there is time for."""
     seed = secrets.randbelow(10**6) if seed is None else seed
     console.print(f"random shapes with seed {seed}, {report.threads(threads)}")

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from cases import Case, Work
 
-
 SOURCE = Path(__file__).with_name("peaks.cpp")
 # Loops stay loops: a memset or memcpy in their place chooses its own kind of store.
 FLAGS = ["-std=c++17", "-O3", "-march=native", "-fno-tree-loop-distribute-patterns"]

@@ -7,13 +7,11 @@ from functools import partial
 from statistics import mean, median
 from typing import Any
 
-from cases import Case, EVENTS, MODES, Target
-from contenders import allow_tf32, Problem, Run, RUNS
-from measure import Clock, host_clock, NoDevice
-from roofline import Peaks
-
 import torch
-
+from cases import EVENTS, MODES, Case, Target
+from contenders import RUNS, Problem, Run, allow_tf32
+from measure import Clock, NoDevice, host_clock
+from roofline import Peaks
 
 # Seconds of a block of calls. Events tell the calls apart, so that there need not be many.
 BLOCK = 0.01

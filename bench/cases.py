@@ -8,8 +8,7 @@ With ``q`` (m, d), ``k`` (n, d), ``v`` (n, e), all of them ``batch`` times::
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple, Optional
-
+from typing import NamedTuple
 
 # Who takes part, and how the report calls them.
 ATTN, EAGER, COMPILE, FUNCTION, JAX = "attn", "eager", "compile", "Function", "jax"
@@ -55,9 +54,9 @@ class Target(NamedTuple):
     """What a mode of a case ought to reach."""
 
     eager: float = 1.0  # times as fast as
-    compile: Optional[float] = None
-    roofline: Optional[float] = None  # fraction of it
-    scratch: Optional[float] = None  # fraction of attn's bytes, at most
+    compile: float | None = None
+    roofline: float | None = None  # fraction of it
+    scratch: float | None = None  # fraction of attn's bytes, at most
 
 
 @dataclass(frozen=True)
@@ -87,6 +86,11 @@ class Case:
         if self.e != self.d:
             words.append(f"e={self.e}")
         return " ".join(words)
+
+    @property
+    def sizes(self) -> dict[str, int | str]:
+        """What tells it from other cases: it can be made of them."""
+        return {x: getattr(self, x) for x in ("dtype", "batch", "m", "n", "d", "e", "tf32")}
 
     @property
     def arithmetic(self) -> str:
@@ -140,9 +144,7 @@ def targets(forward: tuple, step: tuple, **more) -> dict[str, Target]:
     return {"forward": Target(*forward, **more), "step": Target(*step, **more)}
 
 
-def near_roofline(
-    aims: Optional[dict[str, Target]] = None, **step
-) -> dict[str, Target]:
+def near_roofline(aims: dict[str, Target] | None = None, **step) -> dict[str, Target]:
     """The same aims, and ROOFLINE's; `step` is for the step alone."""
     aims = aims or {mode: Target() for mode in ROOFLINE}
     aims = {mode: aim._replace(roofline=ROOFLINE[mode]) for mode, aim in aims.items()}

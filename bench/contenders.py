@@ -5,16 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cases import ATTN, Case, COMPILE, EAGER, FUNCTION, JAX
-
 import torch
+from cases import ATTN, COMPILE, EAGER, FUNCTION, JAX, Case
 from torch import Tensor
-
 
 Run = Callable[[], Any]
 
-# In a source tree. Of matrices only.
-FUNCTION_FILE = Path(__file__).parents[2] / "test" / "attn_function.py"
+# It takes matrices only.
+FUNCTION_FILE = Path(__file__).parents[1] / "test" / "attn_function.py"
 
 
 class Absent(Exception):
@@ -44,7 +42,7 @@ class Problem:
 
         # Scores of variance 1: tanh neither linear nor saturated.
         scales = case.d**-0.25, case.d**-0.25, 1
-        self.inputs = [normal(shape) * x for shape, x in zip(case.shapes, scales)]
+        self.inputs = [normal(shape) * x for shape, x in zip(case.shapes, scales, strict=True)]
         shapes = {
             "forward": (),
             "step": (case.output_shape,),
@@ -86,8 +84,6 @@ def compile_run(problem: Problem) -> Run:
 def function_run(problem: Problem) -> Run:
     if problem.case.batch:
         raise Absent("it takes matrices only")
-    if not FUNCTION_FILE.exists():
-        raise Absent(f"no {FUNCTION_FILE.name} beside the tests")
     spec = importlib.util.spec_from_file_location(FUNCTION_FILE.stem, FUNCTION_FILE)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -145,7 +141,7 @@ def disagreement(results: Any, expected: list[Tensor], dtype: str) -> str:
     """What differs from eager by more than rounding could; empty if nothing does."""
     tolerance = torch.finfo(getattr(torch, dtype)).eps ** 0.5
     names = ("output", "attn", "grad_q", "grad_k", "grad_v")
-    for name, x, y in zip(names, as_tensors(results), expected):
+    for name, x, y in zip(names, as_tensors(results), expected, strict=False):
         error = ((x - y).norm() / y.norm()).item()
         if not error <= tolerance:
             return f"its {name} differs from eager's by {error:.1e}"

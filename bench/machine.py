@@ -7,14 +7,12 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import click
-from rich.console import Console
-
 import torch
-
+from rich.console import Console
 
 console = Console(highlight=False, soft_wrap=True)
 
