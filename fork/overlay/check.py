@@ -10,7 +10,7 @@ from pathlib import Path
 from fork import paths
 from fork.console import console
 from fork.errors import ForkError
-from fork.overlay.edit import resolve
+from fork.overlay.edit import resolve, target_of
 from fork.overlay.releases import fetch_anchors
 from fork.overlay.stack import Stack
 from fork.overlay.upstream import UNPACKED, Upstream
@@ -51,8 +51,11 @@ def check(stack: Stack, *, fetch: bool = False, others: Iterable[Path] = ()) -> 
                 resolve(stack.tree(commit.number), upstream)
             except ForkError as e:
                 found.setdefault(str(e), str(commit))
+        edited = [target for path in stack.tree() if (target := target_of(path))]
+        lacking = sum(upstream.place(target) is None for target in edited)
+        untried = f"; {lacking} of {len(edited)} edited files are in no wheel" if lacking else ""
         fits = "does not fit" if found else "all anchors match"
-        console.print(f"{upstream}: {fits}", markup=False)
+        console.print(f"{upstream}: {fits}{untried}", markup=False)
         problems += [f"{commit}: {what}" for what, commit in found.items()]
     if not upstreams:
         console.print("no PyTorch at hand to resolve against: name one with --upstream")

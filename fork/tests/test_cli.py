@@ -168,6 +168,17 @@ def test_check(in_repo, source, wheel, unpacked):
     )
 
 
+def test_check_says_what_it_cannot_try(in_repo, source, wheel):
+    edited = "test/test_ops.edit.py"
+    write_files(in_repo, {edited: "# @@ before: pass\nours\n"})
+    commit = in_repo / "stack/02-explicit/commit.md"
+    commit.write_text(commit.read_text().replace("  - torch/", f"  - {edited}\n  - torch/"))
+    code, output = invoke("check", "--upstream", source, "--upstream", wheel)
+    assert code == 0
+    assert "(source pytorch): all anchors match torch 2.13.0" in output
+    assert output.endswith(": all anchors match; 1 of 3 edited files are in no wheel")
+
+
 def test_check_of_an_unsound_stack(in_repo):
     (in_repo / "torch/stray.py").write_text("x")
     code, output = invoke("check")
