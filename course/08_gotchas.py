@@ -311,7 +311,7 @@ assert info.supports_forward_ad and info.supports_fwgrad_bwgrad
 
 # %%
 # In the stack you can watch it. ``attn`` becomes explicit in commit 4, and owes six
-# things; commits 5 to 11 pay them. At the tip nothing is owed.
+# things; commits 5 to 13 pay them. At the tip nothing is owed.
 
 from fork.overlay import Stack  # noqa: E402
 

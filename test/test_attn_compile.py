@@ -7,10 +7,8 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 from collections import Counter
 from contextlib import nullcontext
-from functools import partial
 from itertools import product
 from pathlib import Path
 from unittest import mock
@@ -31,7 +29,7 @@ from test_attn import (
     USED,
     WANTED,
 )
-from test_attn_autograd import pullback, pushforward, subsets
+from test_attn_autograd import subsets
 from test_attn_vmap import along, DERIVATIVES
 
 import torch
@@ -42,15 +40,13 @@ from functorch.compile import (
     make_boxed_func,
     min_cut_rematerialization_partition,
 )
-from torch._dispatch.python import enable_python_dispatcher
-from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.decorators import mark_unbacked
 from torch._dynamo.testing import AotEagerAndRecordGraphs, CompileCounterWithBackend
 from torch._inductor import lowering
 from torch._inductor.utils import run_and_get_code
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim, export
-from torch.func import jvp, vmap
+from torch.func import vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.testing._internal.common_device_type import (
@@ -64,7 +60,6 @@ from torch.testing._internal.common_utils import (
     subtest,
 )
 from torch.utils.checkpoint import checkpoint
-from torch.utils.flop_counter import FlopCounterMode
 
 
 aten = torch.ops.aten
@@ -83,50 +78,6 @@ OPCHECK_NAMES = (
     "batch_transposed batch_between"
 )
 by_opcheck = by_case_in([x for x in CASES if x.name in OPCHECK_NAMES.split()])
-
-# Of a FLOP count one can tell how many products of d and of e terms it is of.
-WIDE = Case("wide", 2, 3, 4, 1000)
-
-
-def products(flops):
-    """How often 2 m n d and 2 m n e FLOPs, for the sizes of WIDE."""
-    of_e, rest = divmod(flops // (2 * WIDE.m * WIDE.n), WIDE.e)
-    return rest // WIDE.d, of_e
-
-
-def count_flops(compute, *args):
-    with FlopCounterMode(display=False) as mode:
-        compute(*args)
-    return int(mode.get_total_flops())
-
-
-def flops_of_fake(symbolic, compute, *args):
-    mode = fake_mode(symbolic)
-    # As tracing has it: 2.6's matmul reads symbolic sizes by the Python dispatcher only.
-    with mode, enable_python_dispatcher():
-        return count_flops(compute, *to_fake(mode, args))
-
-
-def flops_of_compiled(compute, *args):
-    flops = []
-
-    def compiler(graph, inputs):
-        flops.append(count_flops(graph, *inputs))
-        return make_boxed_func(graph.forward)
-
-    backend = aot_autograd(fw_compiler=compiler)
-    torch.compile(compute, backend=backend, fullgraph=True)(*args)
-    return sum(flops)
-
-
-# Ways to run a function, each of which counts its FLOPs.
-FLOPS = {
-    "eager": count_flops,
-    "fake": partial(flops_of_fake, False),
-    "symbolic": partial(flops_of_fake, True),
-    "make_fx": lambda f, *x: count_flops(make_fx(f, tracing_mode="symbolic")(*x), *x),
-    "compiled": flops_of_compiled,
-}
 
 MASKS = tuple(product((True, False), repeat=3))
 # With grad_output, with grad_attn; (False, False) is no gradient at all.
@@ -361,93 +312,6 @@ class TestAttnMeta(CompileTestCase):
                 self.check_operator(
                     aten._attn_backward.default, *some, *inputs, attn, mask
                 )
-
-    @by_case
-    def test_flops(self, device, case):
-        """As many as the products that it is made of, forward and backward."""
-        inputs, grads = case.make("meta", torch.float)
-
-        def count(op, wanted, used):
-            with FlopCounterMode(display=False) as mode:
-                gradients(op, inputs, grads, wanted, used)
-            return mode.get_total_flops()
-
-        for wanted, used in product(WANTED, USED):
-            with self.subTest(wanted=wanted, used=used):
-                self.assertEqual(
-                    count(torch.attn, wanted, used), count(attn_composed, wanted, used)
-                )
-
-    def test_flops_of_derivatives(self, device):
-        """As the note has them, under "Cost"."""
-        x, g = WIDE.make(device, torch.float)
-        u, h = WIDE.make(device, torch.float)
-        forward = count_flops(torch.attn, *x)
-        backward = count_flops(pullback(torch.attn), *x, *g) - forward
-        tangents = count_flops(pushforward(torch.attn), *x, *u) - forward
-
-        def tangents_of_backward():
-            jvp(pullback(torch.attn), (*x, *g), (*u, *h))
-
-        for name, compute, before, expected in (
-            ("forward", lambda: torch.attn(*x), 0, (1, 1)),
-            ("backward", lambda: pullback(torch.attn)(*x, *g), forward, (2, 2)),
-            ("tangents", lambda: pushforward(torch.attn)(*x, *u), forward, (2, 2)),
-            (
-                "tangents of the backward",
-                tangents_of_backward,
-                forward + backward + tangents,
-                (4, 5),
-            ),
-            (
-                "double backward",
-                lambda: double_backward(torch.attn, x, g, u),
-                forward + backward,
-                (6, 5),
-            ),
-        ):
-            with self.subTest(name):
-                self.assertEqual(products(count_flops(compute) - before), expected)
-
-    @parametrize("names", subsets(INPUTS), name_fn="".join)
-    @parametrize("run", FLOPS)
-    @parametrize("samples", (None, 3), name_fn=lambda n: "vmap" if n else "one")
-    def test_flops_of_tangents(self, device, names, run, samples):
-        """With what has no tangent no product is made."""
-        inputs, grads = WIDE.make(device, torch.float)
-        u = [x + 1 for name, x in zip(INPUTS, inputs) if name in names]
-        n = samples or 1  # of what depends on the tangents; all else is made once
-        of_qk, of_v = len({*names} - {"v"}), len({*names} & {"v"})
-        by_attn = int(of_qk > 0)
-        forward, backward = (1, 1), (2, 2)
-        of_scores, of_output = (n * of_qk, 0), (0, n * (by_attn + of_v))
-        again = (0, by_attn)  # G
-        # Of G and of grad_v; of grad_q and of grad_k, two terms each.
-        of_grads = (n * (2 + of_qk), n * (of_v + by_attn))
-        through = (forward, backward, of_scores, again, of_grads)
-        if run != "compiled":  # else nobody reads it
-            through += (of_output,)
-
-        def make(function):
-            def tangents(*args):
-                derivative = along(names, lambda op: lambda *x: jvp(op, x, args[5:]))
-                return derivative(function)(*args[:5])
-
-            return vmap(tangents, (None,) * 5 + (0,) * len(u)) if samples else tangents
-
-        args = (*inputs, *grads, *(torch.stack([x] * n) if samples else x for x in u))
-        for name, function, terms in (
-            (
-                "forward",
-                lambda *x: torch.attn(*x[:3]),
-                (forward, of_scores, of_output),
-            ),
-            ("backward", pullback(torch.attn), through),
-        ):
-            with self.subTest(name):
-                expected = tuple(map(sum, zip(*terms)))
-                flops = FLOPS[run](make(function), *args)
-                self.assertEqual(products(flops), expected)
 
 
 ATTN = Counter({aten.attn.default: 1})
@@ -875,14 +739,6 @@ class BiggerModel(torch.nn.Module):
         return output.relu(), attn.neg()
 
 
-class BackwardModel(torch.nn.Module):
-    def forward(self, grad_output, q, k, v, attn):
-        grad_q, _, grad_v = torch.ops.aten._attn_backward(
-            grad_output, None, q, k, v, attn, [True, False, True]
-        )
-        return grad_q.neg(), grad_v
-
-
 NAMED = {0: Dim("b"), 1: Dim("m"), 2: Dim("d")}
 DYNAMIC_SHAPES = (
     subtest(
@@ -1111,42 +967,6 @@ class TestAttnInductor(CompileTestCase):
                 self.assertEqual(backward.count("aten._attn_backward.default("), 1)
             self.assert_bitwise(actual, run(model, inputs, grads))
         self.assertEqual(recorder.frame_count, 1)
-
-    def test_aot_inductor(self, device):
-        model = BiggerModel().to(device).eval()
-        batch = Dim("b")
-
-        def inputs(b):
-            return tuple(sized(2, 3, 4, 5, b).make(device, torch.float)[0])
-
-        with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
-            program = export(model, inputs(3), dynamic_shapes=[{0: batch}] * 3)
-            with Messages(self, "torch._inductor") as messages:
-                package = torch._inductor.aoti_compile_and_package(
-                    program, package_path=str(Path(folder, "model.pt2"))
-                )
-            loaded = torch._inductor.aoti_load_package(package)
-            for b in (3, 5, 1):
-                args = inputs(b)
-                self.assert_bitwise(loaded(*args), model(*args))
-            q, k, v = inputs(3)
-            with self.assertRaises(RuntimeError):  # 2.6 has the message on stderr only
-                loaded(q, k, v[:2])
-        self.assertEqual([x for x in messages if "missing a c-shim" in x], [])
-
-    def test_aot_inductor_backward(self, device):
-        """The backward as an operator: no gradient of attn, none wanted of k."""
-        model = BackwardModel()
-        (q, k, v), (grad_output, _) = SMALL.make(device, torch.float)
-        args = (grad_output, q, k, v, torch.attn(q, k, v).attn)
-        with tempfile.TemporaryDirectory() as folder:
-            with Messages(self, "torch._inductor") as messages:
-                package = torch._inductor.aoti_compile_and_package(
-                    export(model, args), package_path=str(Path(folder, "model.pt2"))
-                )
-            loaded = torch._inductor.aoti_load_package(package)
-            self.assert_bitwise(loaded(*args), model(*args))
-        self.assertEqual([x for x in messages if "missing a c-shim" in x], [])
 
 
 class TestAttnJit(CompileTestCase):

@@ -19,8 +19,9 @@ LIMIT = 150  # seconds of a test file; they run side by side
 
 # The operator's own files without a test on CUDA.
 LEFT_OUT = (
-    *("attn_function.py", "test_attn_brgemm.py", "test_attn_cpp.py", "test_attn_dtensor.py"),
-    *("test_attn_examples.py", "test_attn_kernel.py", "test_attn_pages.py"),
+    *("attn_function.py", "test_attn_aot_inductor.py", "test_attn_brgemm.py"),
+    *("test_attn_cpp.py", "test_attn_dtensor.py", "test_attn_examples.py"),
+    *("test_attn_kernel.py", "test_attn_pages.py"),
     *("test_attn_products.py", "test_attn_properties.py", "test_attn_tanh.py"),
 )
 ONLY_CUDA = {"PYTORCH_TESTING_DEVICE_ONLY_FOR": "cuda"}

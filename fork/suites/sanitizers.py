@@ -18,8 +18,9 @@ CAPABILITIES = ("default", "avx2", "avx512")
 # The first run what the others run, with compilers and processes of their own; the last the
 # same few lines for every number.
 LEFT_OUT = (
-    *("attn_function.py", "test_attn_compile.py", "test_attn_cpp.py", "test_attn_dtensor.py"),
-    *("test_attn_examples.py", "test_attn_products.py", "test_attn_tanh.py"),
+    *("attn_function.py", "test_attn_aot_inductor.py", "test_attn_compile.py"),
+    *("test_attn_cpp.py", "test_attn_dtensor.py", "test_attn_examples.py"),
+    *("test_attn_flops.py", "test_attn_products.py", "test_attn_tanh.py"),
 )
 OPTIONS = {
     # No leaks: Python never frees what it has made once. A redzone that no vector reaches across.
