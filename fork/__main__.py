@@ -160,7 +160,7 @@ def lint(fix: bool) -> None:
 
 @main.command()
 def stack() -> None:
-    """Print the series: a line per commit."""
+    """Print the stack: a line per commit."""
     print_wide(series.table(Stack(paths.ROOT)))
 
 

@@ -1,4 +1,4 @@
-"""The pages made of the overlay: one per commit, the series and what passed, releases, notes."""
+"""The pages made of the overlay: one per commit, the table of commits and what passed, releases, notes."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def series_page(stack: Stack) -> str:
     heads = ("commit", "what it does", "files", "code", "tests", "docs", "xfails held")
     pages = [f"stack/{commit.folder.name}" for commit in stack.commits]
     toctree = ["```{toctree}", ":hidden:", "", *pages, "```"]
-    return "\n".join(["# The series", "", *table(heads, rows), "", *toctree, ""])
+    return "\n".join(["# The commits", "", *table(heads, rows), "", *toctree, ""])
 
 
 def results_table(stack: Stack) -> str:
