@@ -196,7 +196,4 @@ def write(result: dict, out: Path) -> list[str]:
                 name = f"{plot}{suffix}.svg"
                 figure.savefig(out / name, metadata={"Date": None})
                 written.append(name)
-                if not suffix:
-                    written.append(f"{plot}.png")
-                    figure.savefig(out / written[-1], dpi=90)
     return written

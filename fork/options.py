@@ -29,6 +29,6 @@ base_option = partial(
 # The options that a command doesn't have are the benchmark's.
 PASSES_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 PUBLISH = click.option(
-    "--publish", is_flag=True, help="Keep the results in fork/results, for the README."
+    "--publish", is_flag=True, help="Keep the results in bench/published, for the README."
 )
 ARGS = click.argument("args", nargs=-1, type=click.UNPROCESSED)

@@ -10,7 +10,7 @@ from fork.overlay import BUILT, files_under, is_edit
 
 # PyTorch's width is theirs.
 UPSTREAMS = ("benchmarks/", "functorch/", "stack/", "test/", "tools/", "torch/")
-GENERATED = ("fork/results/", "site/course/", "site/generated/", "site/notes/")
+GENERATED = ("bench/published/", "site/course/", "site/generated/", "site/notes/")
 COMMIT = "/commit.md"  # Git's readers have narrow windows
 CPP = (".cpp", ".cu", ".cuh", ".h", ".hpp")
 

@@ -21,7 +21,7 @@ from fork.suites.files import own
 from fork.suites.report import finish, table
 from fork.suites.run import environment, run_suites
 
-RESULTS = "fork/results"
+PUBLISHED = "bench/published"
 NATIVE_FOLDER = "aten/src/ATen/native/"
 
 
@@ -78,14 +78,14 @@ def kernel(device: str) -> str:
 
 
 def figures() -> list[tuple[str, str, str]]:
-    """Of each report in fork/results: its path, the machine, and whether the kernel is today's."""
+    """Of each report in bench/published: its path, the machine, and whether the kernel is today's."""
     found = []
-    for report in sorted((paths.ROOT / RESULTS).glob("*.md")):
+    for report in sorted((paths.ROOT / PUBLISHED).glob("*.md")):
         machine = report.read_text().splitlines()[2].partition(";")[0]
         device, result = report.stem.partition("-")[0], report.with_suffix(".json")
         known = json.loads(result.read_text()).get("kernel") if result.exists() else None
         state = "this one" if known == kernel(device) else "an older one"
-        found.append((f"{RESULTS}/{report.name}", machine, state))
+        found.append((f"{PUBLISHED}/{report.name}", machine, state))
     return found
 
 
@@ -97,7 +97,7 @@ def measure(venv: Path, out: Path, device: str, publish: bool, args: Sequence[st
     command = [*python, script, "--out", out, "--device", device]
     status = subprocess.run([*command, *args], cwd=paths.ROOT).returncode
     if publish and not status:
-        kept = paths.ROOT / RESULTS
+        kept = paths.ROOT / PUBLISHED
         kept.mkdir(exist_ok=True)
         for file in sorted(out.glob(f"{device}*")):
             shutil.copy2(file, kept)

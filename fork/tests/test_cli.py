@@ -449,9 +449,9 @@ def test_bench(tmp_path, monkeypatch, args, status, kept):
     sweep = ["--sweep", "120"]  # two minutes of random shapes, unless the arguments say
     measured = json.loads((tmp_path / "build/bench/cpu.json").read_text())
     assert measured == {"args": sweep + passed}
-    assert sorted(f.name for f in tmp_path.glob("fork/results/*")) == kept
+    assert sorted(f.name for f in tmp_path.glob("bench/published/*")) == kept
     if kept:  # with what they are figures of
-        published = json.loads((tmp_path / "fork/results/cpu.json").read_text())
+        published = json.loads((tmp_path / "bench/published/cpu.json").read_text())
         assert published == {"kernel": "a hash", **measured}
 
 
@@ -474,7 +474,7 @@ def test_published_figures_say_of_which_kernel_they_are(tmp_path, monkeypatch, c
     for device in states:
         result = json.dumps({"kernel": benchmark.kernel(device)})
         kept = {f"{device}.json": result, f"{device}.md": report, f"{device}-lost.md": report}
-        write_files(root / "fork/results", kept)
+        write_files(root / "bench/published", kept)
     if changed:
         (root / changed).write_text("changed\n")
     machine = "A CPU, 1 of 2 cores"

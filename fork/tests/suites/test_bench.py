@@ -302,7 +302,7 @@ def test_plot(tmp_path):
     for found in rows:
         found.update(d=64, e=64)  # in the curves over n
     written = results.write(about(rows), tmp_path)
-    assert written == ["cpu.json", "cpu.md", "cpu.svg", "cpu.png", "cpu-dark.svg"]
+    assert written == ["cpu.json", "cpu.md", "cpu.svg", "cpu-dark.svg"]
     light, dark = ((tmp_path / f"cpu{x}.svg").read_text() for x in ("", "-dark"))
     assert "#ffffff" in light and "#ffffff" not in dark
     results.write(about(rows), tmp_path)
@@ -334,7 +334,7 @@ def test_what_a_sweep_found():
 def test_plot_of_a_sweep(tmp_path):
     pytest.importorskip("matplotlib")
     written = results.write(about([]) | {"sweeps": [swept(2, 0.5)]}, tmp_path)
-    assert written[2:] == ["cpu-sweep.svg", "cpu-sweep.png", "cpu-sweep-dark.svg"]
+    assert written[2:] == ["cpu-sweep.svg", "cpu-sweep-dark.svg"]
     assert "2 threads, seed 7" in (tmp_path / "cpu-sweep.svg").read_text()
 
 
@@ -635,7 +635,7 @@ def test_report_of_a_gpu(tmp_path):
     result = about(rows) | {"device": "cuda", "unmeasured": {"a": "x", "b": "y", "c": "x"}}
     result["peaks"]["flops"]["tf32"] = 4e14
     written = results.write(result, tmp_path)
-    assert written == ["cuda.json", "cuda.md", "cuda.svg", "cuda.png", "cuda-dark.svg"]
+    assert written == ["cuda.json", "cuda.md", "cuda.svg", "cuda-dark.svg"]
     text = (tmp_path / "cuda.md").read_text()
     assert "Measured peaks in TFLOP/s: fp32 0, fp64 0, tf32 400." in text
     assert "| 3 s host |" in text and "| 3 s |" in text and "200%" in text
