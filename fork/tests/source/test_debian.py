@@ -1,6 +1,5 @@
 """Fetching the pristine source, with an apt-get and a dpkg-source that are small scripts."""
 
-import hashlib
 import io
 import os
 import subprocess
@@ -76,15 +75,11 @@ class Lab:
 
     def package(self, version: str):
         folder = self.root / "package"
-        tarball = folder / "pytorch_2.6.0+dfsg.orig.tar.xz"
+        tarball = folder / f"pytorch_{version.partition('-')[0]}.orig.tar.xz"
         with tarfile.open(tarball, "w:xz") as tar:
             for name in ("CMakeLists.txt", "test/test_ops.py", "version.txt"):
                 tar.addfile(tarfile.TarInfo(name), io.BytesIO())
-        digest = hashlib.sha256(tarball.read_bytes()).hexdigest()
-        (folder / "pytorch.dsc").write_text(
-            f"Version: {version}\nChecksums-Sha1:\n {'0' * 40} 1 {tarball.name}\n"
-            f"Checksums-Sha256:\n {digest} {tarball.stat().st_size} {tarball.name}\n"
-        )
+        (folder / f"pytorch_{version}.dsc").touch()
 
     def calls(self, name: str) -> list[str]:
         log = self.root / name
@@ -193,27 +188,9 @@ def test_no_such_package(lab):
 
 
 def test_another_release(lab):
+    next((lab.root / "package").glob("*.dsc")).unlink()
     lab.package("2.6.1+dfsg-1")
-    assert refusal(lab) == "pytorch.dsc: not PyTorch 2.6.0"
-
-
-@pytest.mark.parametrize("damage", ["truncate", "change", "lose"])
-def test_a_damaged_tarball(lab, damage):
-    tarball = next((lab.root / "package").glob("*.orig.tar.xz"))
-    data = tarball.read_bytes()
-    if damage == "lose":
-        tarball.unlink()
-    else:
-        tarball.write_bytes(data[:-7] if damage == "truncate" else data[:-1] + b"!")
-    line = refusal(lab)
-    assert line.startswith(f"{tarball.name}: ")
-    assert ("not downloaded" if damage == "lose" else "SHA-256 differs") in line
-    assert not lab.calls("dpkg-source")
-
-
-def test_a_dsc_without_sums(lab):
-    (lab.root / "package/pytorch.dsc").write_text("Version: 2.6.0+dfsg-7\n")
-    assert "no SHA-256 of the original tarball" in refusal(lab)
+    assert refusal(lab) == "apt-get source pytorch: this is not PyTorch 2.6.0"
 
 
 @pytest.mark.parametrize(("tool", "package"), [("apt-get", "apt"), ("dpkg-source", "dpkg-dev")])
