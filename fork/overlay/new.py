@@ -28,8 +28,6 @@ MACHINERY = (
     *("fork", "CMakeLists.txt", "Makefile", "pyproject.toml", "requirements.txt", "setup.py"),
     *(".clang-format", ".gitignore", ".yamllint"),
 )
-LEFT = {"results", "tests"}  # folders of fork/ that are about attn
-TARGETS = ("attn", "test", "test-upstream", "test-stack", "lint", "clean")  # of the Makefile
 NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 NUMBER = re.compile(r"-?\d+(\.\d*)?(e-?\d+)?|True|False")  # or a truth value
 
@@ -289,17 +287,9 @@ def copy_machinery(root: Path, into: Path, op: Operator) -> None:
     for name in MACHINERY:
         if (root / name).is_file():
             shutil.copyfile(root / name, into / name)
-    for path in files_under(root / "fork", LEFT):
+    for path in files_under(root / "fork", {"tests"}):  # they are about attn
         place = into / "fork" / path
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(root / "fork" / path, place)
-    blocks = (root / "Makefile").read_text().split("\n\n")
-    kept = [b for b in blocks if not re.match(r"(\.PHONY.*\n)?[a-z][\w-]*:.*##", b)]
-    kept += [
-        b for b in blocks if (t := re.search(r"^([a-z][\w-]*):.*##", b, re.M)) and t[1] in TARGETS
-    ]
-    text = "\n\n".join(kept).rstrip() + "\n"
-    text = re.sub(r"^\.PHONY:.*", f".PHONY: {' '.join(TARGETS)}", text, flags=re.M)
-    (into / "Makefile").write_text(text)
     (into / "README.md").write_text(fill("README.md", op))
     (into / "stack").mkdir()

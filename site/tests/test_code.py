@@ -32,7 +32,8 @@ BLOCK = re.compile(r"^\.\. code-block:: (\S+)\n\n((?:   .*\n|\n)+)", re.M)  # re
 INDENTED = re.compile(r"(?:^|(?<=\n\n))((?:    .*\n)+)")
 LANGUAGES = {"sh", "python", "text"}
 DIRECTIVES = {"{image}", "{include}", "{toctree}", "{eval-rst}", "{math}"}  # MyST's
-TARGETS = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.M))
+MAKEFILES = "".join((ROOT / name).read_text() for name in ("Makefile", "attn.mk"))
+TARGETS = set(re.findall(r"^([a-z][\w-]*):", MAKEFILES, re.M))
 # In plain text, too: `make x` and `python -m fork x`, in a table or a sentence.
 INLINE = re.compile(r"`((?:make|python -m fork) [^`]+)`")
 PROGRAMS = {"cd", "ghstack", "git", "make", "pip", "python"}

@@ -1,0 +1,31 @@
+# Targets that a fork of one's own operator does not get. Variables: CONFIGURE, SANITIZE.
+CONFIGURE ?=
+SANITIZE ?=
+
+.PHONY: test-long test-sanitizers source course site test-site bench bench-gpu cuda-check
+test-long: ## the same with the slow ones: every float, the largest cases
+	$(BOOTSTRAP) test --long
+
+test-sanitizers: ## the operator's tests with AddressSanitizer and UndefinedBehaviorSanitizer in it
+	$(BOOTSTRAP) test-sanitizers
+
+source: ## PyTorch built whole from its source, with the stack as commits: hours; CONFIGURE=1: only until it is configured
+	$(BOOTSTRAP) source $(if $(UPSTREAM),--upstream $(UPSTREAM) --python $(PYTHON)) $(if $(CONFIGURE),--configure)
+
+course: ## run every lesson of course/, check its exercises, build and test its extension
+	$(BOOTSTRAP) course
+
+site: ## the manual and the course as pages, in build/site
+	$(BOOTSTRAP) site
+
+test-site: ## the site in a browser (Debian: chromium, chromium-driver), and the code that it shows
+	$(BOOTSTRAP) site --test
+
+bench: ## the operator's speed beside eager, torch.compile, JAX and the machine's limits
+	$(BOOTSTRAP) bench --publish
+
+bench-gpu: ## build, test and measure on this machine's GPU, with the torch that is installed; SANITIZE=1 instead: compute-sanitizer
+	$(BOOTSTRAP) bench-gpu --base $(or $(BASE),installed) $(if $(SANITIZE),--sanitize)
+
+cuda-check: ## compile and link the kernels for CUDA without a GPU; fails if one spills registers
+	$(BOOTSTRAP) cuda-check
