@@ -54,7 +54,7 @@ def bench_gpu(release: str, sanitize: bool, publish: bool, args: Sequence[str]) 
     results = run_suites(
         python,
         paths.ROOT,
-        gpu.chosen(own(paths.ROOT)),
+        gpu.chosen(own(paths.ROOT), paths.ROOT),
         log_dir=out / "tests",
         timeout=gpu.LIMIT,
         variables=gpu.ONLY_CUDA,

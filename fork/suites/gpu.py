@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import shutil
 import time
 from collections.abc import Iterable
@@ -17,12 +18,9 @@ MINUTES, REST = 8, 0.5
 FEWEST, MOST = 1.5, 4.0  # of measuring
 LIMIT = 150  # seconds of a test file; they run side by side
 
-# The operator's own files without a test on CUDA.
-LEFT_OUT = (
-    *("attn_function.py", "test_attn_aot_inductor.py", "test_attn_brgemm.py"),
-    *("test_attn_cpp.py", "test_attn_dtensor.py", "test_attn_examples.py"),
-    *("test_attn_kernel.py", "test_attn_pages.py"),
-    *("test_attn_products.py", "test_attn_properties.py", "test_attn_tanh.py"),
+# How a test file makes its tests for CUDA, alone or among the devices.
+HAS_CUDA = re.compile(
+    r'instantiate_device_type_tests\(\s*\w+, globals\(\)(, only_for="cuda")?\s*\)'
 )
 ONLY_CUDA = {"PYTORCH_TESTING_DEVICE_ONLY_FOR": "cuda"}
 
@@ -46,9 +44,10 @@ def check(python: Path, log: Path) -> None:
     run([python, "-E", "-c", "import torch; torch.cuda.init()"], log, "torch cannot use the GPU")
 
 
-def chosen(own: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Of the operator's own test files those to run, as suites: their tests on CUDA."""
-    return {name: ("*CUDA.*",) for name in own if name not in LEFT_OUT}
+def chosen(own: Iterable[str], tree: Path) -> dict[str, tuple[str, ...]]:
+    """Of the operator's own test files those with tests on CUDA, as suites: these tests."""
+    texts = {name: (tree / "test" / name).read_text() for name in own}
+    return {name: ("*CUDA.*",) for name, text in texts.items() if HAS_CUDA.search(text)}
 
 
 def minutes_left(start: float) -> float:
