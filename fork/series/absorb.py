@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 
 from fork.errors import ForkError
@@ -43,25 +43,24 @@ def absorb(stack: Stack, tree: Path) -> list[str]:
     """
     git = Git(tree)
     base, series = series_of(git, "HEAD")
-    _check(stack, git, series)
+    refuse_unfinished(git)
     upstream = Revision(git, base)
+    known = {commit.folder.name: commit for commit in stack.commits}
     before: Texts = {}
     commits, overlays, wanted = [], [], []
-    for commit, found in zip(stack.commits, series, strict=True):
-        wanted.append(_changed(git, upstream, found))
-        after = _overlay(stack, commit, upstream, wanted[-1])
+    for number, found in enumerate(series, 1):
+        folder = Path(f"{number:02}-{_name(found, known, commits)}")
         title, body = parse_message(found)
-        commits.append(
-            replace(
-                commit,
-                title=title,
-                body=body,
-                files=tuple(sorted(p for p in after if after[p] != before.get(p))),
-                removes=tuple(sorted(set(before) - set(after))),
-            )
-        )
+        commit = known.get(found.folder or "", Commit(number, folder, title, body, (), ()))
+        wanted.append(_changed(git, upstream, found))
+        after = _overlay(stack, commit, before, upstream, wanted[-1])
+        files = tuple(sorted(p for p in after if after[p] != before.get(p)))
+        removes = tuple(sorted(set(before) - set(after)))
+        commits.append(Commit(number, folder, title, body, files, removes))
         overlays.append(after)
         before = after
+    if not commits:
+        raise ForkError(f"{git.folder}: no commits of the stack: make them with `commits` first")
     with tempfile.TemporaryDirectory() as scratch:
         _lay_out(commits, overlays, Path(scratch))
         made = Stack(Path(scratch))
@@ -77,19 +76,22 @@ def absorb(stack: Stack, tree: Path) -> list[str]:
         return _take_over(Path(scratch), stack)
 
 
-def _check(stack: Stack, git: Git, series: list[Found]) -> None:
-    refuse_unfinished(git)
-    folders = [found.folder for found in series]
-    wanted = [commit.folder.name for commit in stack.commits]
-    if folders == wanted:
-        return
-    if not folders:
-        raise ForkError(f"{git.folder}: no commits of the stack: make them with `commits` first")
-    if odd := [f for f in folders if f not in wanted or folders.count(f) > 1]:
-        raise ForkError(f"{git.folder}: the stack has no commit {odd[0]}, or the branch has two")
-    if missing := [f for f in wanted if f not in folders]:
-        raise ForkError(f"{git.folder}: the branch has no commit {missing[0]}")
-    raise ForkError(f"{git.folder}: the branch has the stack's commits in another order")
+def _name(found: Found, known: Mapping[str, Commit], before: list[Commit]) -> str:
+    """What a commit's folder is called after its number: as it was or, if new, by its title."""
+    if found.folder and found.folder not in known:
+        raise ForkError(f"{found}: the stack has no commit {found.folder}")
+    words = re.sub(r"[^a-z0-9]+", "-", _title(found).lower()).strip("-")
+    name = found.folder.partition("-")[2] if found.folder else words
+    if any(commit.folder.name.partition("-")[2] == name for commit in before):
+        raise ForkError(
+            f"{found}: two commits are called {name}: if one was split, only one part keeps the "
+            f"line '{TRAILER}:'"
+        )
+    return name
+
+
+def _title(found: Found) -> str:
+    return re.sub(r"^\[attn [\d/]+\] ", "", found.message.partition("\n")[0])
 
 
 def _changed(git: Git, upstream: Revision, found: Found) -> dict[str, bytes]:
@@ -104,11 +106,16 @@ def _changed(git: Git, upstream: Revision, found: Found) -> dict[str, bytes]:
     }
 
 
-def _overlay(stack: Stack, commit: Commit, upstream: Revision, wanted: dict[str, bytes]) -> Texts:
-    """The overlay after `commit`, changed such that it gives the files `wanted`."""
-    tree = stack.tree(commit.number)
-    overlay = {path: file.read_text() for path, file in tree.items()}
-    given = resolve(tree, upstream).written
+def _overlay(
+    stack: Stack, commit: Commit, before: Texts, upstream: Revision, wanted: dict[str, bytes]
+) -> Texts:
+    """The overlay `before`, changed by `commit` such that it gives the files `wanted`.
+
+    What the stack has of a file is taken as it is where it gives what is wanted.
+    """
+    versions = {path: stack.file(commit, path).read_text() for path in commit.files}
+    overlay = {p: text for p, text in (before | versions).items() if p not in commit.removes}
+    given = _resolve(overlay, upstream)
     for path in sorted({*wanted, *given}):
         if wanted.get(path) == given.get(path):
             continue
@@ -124,14 +131,36 @@ def _overlay(stack: Stack, commit: Commit, upstream: Revision, wanted: dict[str,
         place, new = path, text
         if old is not None:
             place = edit_of(path)
-            new = edit_again(
-                place, overlay.get(place, ""), old, old if text is None else text, upstream
-            )
+            if text in (None, old):
+                new = edit_again(place, overlay.get(place, ""), old, old, upstream)
+            else:
+                new = _known_edit(stack, place, old, text, upstream) or edit_again(
+                    place, overlay.get(place, ""), old, text, upstream
+                )
         if new is None or (old is not None and not new):
             overlay.pop(place, None)
         else:
             overlay[place] = new
     return overlay
+
+
+def _resolve(overlay: Texts, upstream: Revision) -> dict[str, bytes]:
+    """What the overlay makes of upstream's files."""
+    with tempfile.TemporaryDirectory() as scratch:
+        files = {path: Path(scratch, str(i)) for i, path in enumerate(overlay)}
+        for path, file in files.items():
+            file.write_text(overlay[path])
+        return resolve(files, upstream).written
+
+
+def _known_edit(stack: Stack, place: str, old: str, new: str, upstream: Revision) -> str | None:
+    """The version of an edit file in the stack that makes `new` of `old`, if there is one."""
+    for commit in (c for c in stack.commits if place in c.files):
+        text = stack.file(commit, place).read_text()
+        edit = Edit.parse(place, text)
+        if edit.holds(upstream) and edit.apply(old, upstream) == new:
+            return text
+    return None
 
 
 def edit_of(path: str) -> str:
@@ -245,17 +274,19 @@ def _new_block(path: str, text: str, start: int, lines: list[str], added: list[s
 
 def parse_message(found: Found) -> tuple[str, str]:
     """The title and the body of commit.md that a real commit's message stands for."""
-    title, _, rest = found.message.partition("\n")
+    rest = found.message.partition("\n")[2]
     text = re.split(rf"^{TRAILER}: ", rest, flags=re.M)[0].strip("\n")
     parts = re.split(rf"^(?:{'|'.join(map(re.escape, SECTIONS[1:]))}):$", text, flags=re.M)
     if len(parts) != len(SECTIONS):
         words = " and ".join(f"'{title}:'" for title in SECTIONS[1:])
-        raise ForkError(f"{found}: its message wants {words}, each on a line of its own, once")
+        fault = f"{found}: its message wants {words}, each on a line of its own, once"
+        squash = "; or squash it into the commit that it belongs to (git rebase -i)"
+        raise ForkError(fault if found.folder else fault + squash)
     sections = [
         f"## {t}\n\n{part.rstrip().lstrip(chr(10))}"
         for t, part in zip(SECTIONS, parts, strict=True)
     ]
-    return re.sub(r"^\[attn [\d/]+\] ", "", title), "\n\n".join(sections) + "\n"
+    return _title(found), "\n\n".join(sections) + "\n"
 
 
 def _lay_out(commits: list[Commit], overlays: list[Texts], root: Path) -> None:
@@ -276,7 +307,7 @@ def _take_over(made: Path, stack: Stack) -> list[str]:
     """Makes the repository of `stack` have the overlay below `made`, and no other."""
     new = {path: (made / path).read_bytes() for path in files_under(made)}
     have = {*stack.overlay_files(), *(f"stack/{p}" for p in files_under(stack.root / "stack"))}
-    keep = {"stack/README.md"}
+    keep = {"stack/README.md", "stack/results.json"}
     gone = sorted(have - set(new) - keep)
     changed = {
         path: content
@@ -286,4 +317,8 @@ def _take_over(made: Path, stack: Stack) -> list[str]:
     write(changed, stack.root)
     for path in gone:
         (stack.root / path).unlink()
+        for folder in (stack.root / path).parents:
+            if any(folder.iterdir()):
+                break
+            folder.rmdir()
     return sorted([*changed, *gone])

@@ -41,9 +41,9 @@ class Found:
 
 
 def series_of(git: Git, tip: str) -> tuple[str, list[Found]]:
-    """The commit that the stack at `tip` begins on, and the stack's commits, the first one first.
+    """The commit that the stack at `tip` begins on, and the commits from there on, in order.
 
-    Raises ForkError if commits that are not the stack's lie among them or on top.
+    Those without a folder are new: somebody put them among the stack's, or on top.
     """
     log = git("log", "-z", "--first-parent", "--max-count=300", "--format=%H%n%ce%n%B", tip)
     found = [Found(*entry.split("\n", 2)) for entry in log.split("\0") if entry]
@@ -51,12 +51,6 @@ def series_of(git: Git, tip: str) -> tuple[str, list[Found]]:
     if not ours:
         return git("rev-parse", tip), []
     series = found[ours[-1] :: -1]
-    for commit in series:
-        if not commit.folder:
-            raise ForkError(
-                f"{git.folder}: {commit} follows a commit of the stack and is none (its message "
-                f"has no '{TRAILER}:'): squash it into the one it belongs to (git rebase -i)"
-            )
     return git("rev-parse", f"{series[0].hash}^"), series
 
 

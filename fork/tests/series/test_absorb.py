@@ -12,6 +12,7 @@ from fork.tests.series.test_branch import CPP
 
 YAML = NATIVE.replace(".edit", "")
 OVERRIDES = "torch/overrides.py"
+EDIT = "torch/overrides.edit.py"
 FIRST, SECOND = "stack/01-implicit", "stack/02-explicit"
 
 
@@ -242,12 +243,15 @@ def test_what_the_overlay_cannot_say(repo, checkout, name):
     "steps, words",
     [
         ([("checkout", "main")], "no commits of the stack: make them with `commits` first"),
-        ([("reset", "--hard", "attn~1")], "the branch has no commit 02-explicit"),
         (
             [("commit", "--allow-empty", "--amend", "--message=x\n\nStack-commit: 07-other")],
             "the stack has no commit 07-other",
         ),
-        ([("commit", "--allow-empty", "--message=fixup")], "'fixup' follows a commit of the stack"),
+        ([("commit", "--allow-empty", "--message=fixup")], "or squash it into the commit"),
+        (
+            [("commit", "--allow-empty", "--reuse-message=attn")],
+            "two commits are called explicit: if one was split",
+        ),
         (
             [("commit", "--amend", "--message=x\n\nwhy\n\nStack-commit: 02-explicit")],
             "its message wants 'Review order:' and 'Test plan:'",
@@ -263,6 +267,86 @@ def test_branches_that_are_not_the_series(repo, branch, steps, words):
         absorb(Stack(repo), branch)
     assert words in str(caught.value)
     assert snapshot(repo) == before
+
+
+MESSAGE = """{}
+
+why
+
+Review order:
+
+first
+
+Test plan:
+
+run it
+"""
+ADD = ("commit", "--quiet", f"--message={MESSAGE.format('Add a thing')}")
+FILE = "test/attn_thing.py"
+# Each shape of the stack: what git does in a checkout, and the commits with their files then.
+SHAPES = {
+    "a commit on top": (
+        [("add", FILE), ADD],
+        {"01-implicit": [CPP, NATIVE], "02-explicit": [NATIVE, EDIT], "03-add-a-thing": [FILE]},
+    ),
+    "a commit between": (
+        [("checkout", "attn~1"), ("add", FILE), ADD, ("cherry-pick", "attn")],
+        {"01-implicit": [CPP, NATIVE], "02-add-a-thing": [FILE], "03-explicit": [NATIVE, EDIT]},
+    ),
+    "a commit dropped": (
+        [("reset", "--hard", "attn~1")],
+        {"01-implicit": [CPP, NATIVE]},
+    ),
+    "a commit split, its first part new": (
+        [
+            *(("reset", "attn~1"), ("add", OVERRIDES), ADD),
+            *(("add", "--update"), ("commit", "--quiet", "--reuse-message=attn@{2}")),
+        ],
+        {"01-implicit": [CPP, NATIVE], "02-add-a-thing": [EDIT], "03-explicit": [NATIVE]},
+    ),
+    "a commit split, its second part new": (
+        [
+            *(("reset", "attn~1"), ("add", YAML)),
+            *(("commit", "--quiet", "--reuse-message=attn@{1}"), ("add", "--update"), ADD),
+        ],
+        {"01-implicit": [CPP, NATIVE], "02-explicit": [NATIVE], "03-add-a-thing": [EDIT]},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_another_shape_of_the_stack(repo, branch, name):
+    write_files(branch, {FILE: "pass\n"})
+    write_files(repo, {"stack/results.json": "{}\n", "stack/README.md": ""})
+    edits = {path: (repo / path).read_text() for path in (NATIVE, EDIT)}
+    steps, wanted = SHAPES[name]
+    for step in steps:
+        git(branch, *step)
+    git(branch, "checkout", "--quiet", "-B", "shaped")
+    assert absorb(Stack(repo), branch)
+    stack = Stack(repo)
+    assert {c.folder.name: sorted(c.files) for c in stack.commits} == {
+        folder: sorted(files) for folder, files in wanted.items()
+    }
+    assert stack.problems() == []
+    assert (repo / "stack/results.json").exists() and (repo / "stack/README.md").exists()
+    if len(wanted) > 1:  # no edit was written anew
+        assert edits == {path: (repo / path).read_text() for path in edits}
+    # The branch that the new stack makes is the one that was absorbed.
+    tree = git(branch, "rev-parse", "shaped^{tree}")
+    commits(stack, branch, "again")
+    assert git(branch, "rev-parse", "again^{tree}") == tree
+    assert absorb(stack, branch) == []
+
+
+def test_commits_that_change_places(repo, branch):
+    test_another_shape_of_the_stack(repo, branch, "a commit on top")
+    git(branch, "checkout", "--quiet", "again~2")
+    git(branch, "cherry-pick", "again", "again~1")
+    absorb(Stack(repo), branch)
+    assert [c.folder.name for c in Stack(repo).commits] == [
+        *("01-implicit", "02-add-a-thing", "03-explicit")
+    ]
 
 
 def test_a_disk_that_is_full(repo, branch, monkeypatch):

@@ -178,7 +178,7 @@ def test_a_commit_that_was_changed_there(repo, checkout):
 def test_a_commit_on_top(repo, checkout):
     commits(Stack(repo), checkout, "attn")
     git(checkout, "commit", "--quiet", "--allow-empty", "--message=fix a typo")
-    assert "'fix a typo' follows a commit of the stack and is none" in refusal(repo, checkout)
+    assert "'fix a typo' of attn was changed there: take that over first" in refusal(repo, checkout)
 
 
 def test_no_git(repo, source, monkeypatch):
