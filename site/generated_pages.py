@@ -1,4 +1,4 @@
-"""The pages made of the overlay: one per commit, the table of commits and what passed, releases, notes."""
+"""The pages made of the overlay: commits, their table and what passed, releases, notes."""
 
 from __future__ import annotations
 

@@ -456,7 +456,7 @@ def scratch_bound(case, dtype, threads):
     sums = 0
     if dtype.itemsize == 2:
         rows = case.m * case.d if case.n > 96 else 0
-        cols = case.n * (case.d + case.e) if case.m > 48 else 0
+        cols = case.n * (case.d + case.e) if case.m > 96 else 0
         sums = min(max(rows + cols, 2**22), math.prod(case.batch) * (rows + cols))
     return 12 * MIB * threads, 12 * MIB * threads + 4 * sums
 

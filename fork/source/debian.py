@@ -58,7 +58,7 @@ def whole(tree: Path) -> bool:
 
 
 def download(part: Path) -> Path:
-    """The package's .dsc in `part`, the tarballs it lists beside it; apt checks signature and sums."""
+    """The package's .dsc in `part`, beside its tarballs; apt checks signature and sums."""
     if not KEYRING.is_file():
         raise ForkError(f"{KEYRING}: missing: install the package debian-archive-keyring")
     # apt run as root downloads as the user _apt, who must get through to here.

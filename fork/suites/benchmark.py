@@ -78,7 +78,7 @@ def kernel(device: str) -> str:
 
 
 def figures() -> list[tuple[str, str, str]]:
-    """Of each report in bench/published: its path, the machine, and whether the kernel is today's."""
+    """Of each report in bench/published: path, machine, and whether the kernel is today's."""
     found = []
     for report in sorted((paths.ROOT / PUBLISHED).glob("*.md")):
         machine = report.read_text().splitlines()[2].partition(";")[0]

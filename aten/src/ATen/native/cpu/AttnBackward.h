@@ -93,6 +93,9 @@ class AttnGradBlocks {
 template <typename Tiles>
 struct AttnGrid {
   static constexpr int64_t TILES = 36, MAX_ROWS = 192, COL_STEP = 96;
+  // With fewer rows, what is packed and added for a tile takes too long (up to
+  // a third of the backward of 96 x 96, d = 300, by 48).
+  static constexpr int64_t MIN_ROWS = 96;
 
   int64_t rows, cols, row_blocks, col_blocks;
 
@@ -112,7 +115,7 @@ struct AttnGrid {
         std::max(at::ceil_div(TILES, col_blocks), at::ceil_div(m, max_rows));
     const auto wanted_rows = at::ceil_div(m, wanted_blocks);
     rows = at::round_up(
-        std::max(wanted_rows, std::min(m, Tiles::MIN_ROWS)), Tiles::ROW_STEP);
+        std::max(wanted_rows, std::min(m, MIN_ROWS)), Tiles::ROW_STEP);
     row_blocks = at::ceil_div(m, rows);
   }
 };

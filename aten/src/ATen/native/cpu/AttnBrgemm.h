@@ -446,7 +446,7 @@ class BrgemmBackward {
  public:
   using T = float;
   static constexpr int64_t ROW_STEP = 32;
-  static constexpr int64_t MIN_ROWS = 48, LONGEST = 1;
+  static constexpr int64_t LONGEST = 1;
   static constexpr bool sums_columns = true;
 
   // Of scratch memory, in elements of T, for tiles of so many rows and columns.

@@ -45,7 +45,6 @@
 // and says
 //   T             the precision of the sums
 //   ROW_STEP      of which the rows of a task are a multiple
-//   MIN_ROWS      of a tile of the backward, if attn has as many
 //   LONGEST       how many times as long one of few rows or columns may be
 //   sums_columns  a total of grad_k or grad_v is of T, though a single tile
 //                 adds to it

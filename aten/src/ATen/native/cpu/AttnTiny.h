@@ -91,7 +91,7 @@ class TinyBackward {
  public:
   using T = at::opmath_type<S>;
   static constexpr int64_t ROW_STEP = 1;
-  static constexpr int64_t MIN_ROWS = AttnTiny<S>::MAX_SIZE, LONGEST = 1;
+  static constexpr int64_t LONGEST = 1;
   static constexpr bool sums_columns = false;
 
   struct Layout {

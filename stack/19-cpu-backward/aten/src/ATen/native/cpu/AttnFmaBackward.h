@@ -11,7 +11,7 @@ class FmaBackward {
  public:
   using T = at::opmath_type<S>;
   static constexpr int64_t ROW_STEP = 4;
-  static constexpr int64_t MIN_ROWS = 48, LONGEST = 8;
+  static constexpr int64_t LONGEST = 8;
   static constexpr bool sums_columns = false;
 
   // Of scratch memory, in elements of T, for tiles of so many rows and columns.
