@@ -13,7 +13,15 @@ from fork.bootstrap import make_venv
 from fork.console import console, step
 from fork.errors import ForkError
 from fork.graft import graft_into
-from fork.overlay import NATIVE, Commit, Stack, Upstream, make_tree, suites_release
+from fork.overlay import (
+    NATIVE,
+    Commit,
+    Stack,
+    Upstream,
+    make_tree,
+    operators,
+    suites_release,
+)
 from fork.source import pristine
 from fork.suites import torchbind
 from fork.suites.files import SUITES, own
@@ -42,7 +50,11 @@ def run_upstream(number: int | None, upstream: Path | None, only: Sequence[str] 
         console.print(f"{commit} has no operator yet: none of upstream's tests is ours")
     upstream, venv = place(upstream)
     tree = source_tree(stack, commit, upstream, commit.folder.name)
-    return run_plan(Plan({**wanted}, {} if only else own(tree)), stack, commit, tree, venv)
+    ran = run_plan(Plan({**wanted}, {} if only else own(tree)), stack, commit, tree, venv)
+    for op in operators(paths.ROOT / NATIVE)[:1] if wanted else ():
+        command = f"cd {tree} && {venv}/bin/python test/test_ops.py -k {op}"
+        console.print(f"by hand: {command}", markup=False, soft_wrap=True)
+    return ran
 
 
 def run_stack(upstream: Path | None, minutes: float | None) -> tuple[Record, list[str]]:

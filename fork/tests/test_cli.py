@@ -277,6 +277,8 @@ def test_upstreams_suites_of_one_commit(runner, args, ran):
     with_fx = [int(commit[:2]) for commit, wanted in ran if "test_fx.py" in wanted]
     assert runner.libraries == with_fx
     assert f"{sum(len(names) for _, names in ran)} passed, 0 failed, 0 skipped" in output
+    by_hand = "/venv/bin/python test/test_ops.py -k attn"
+    assert (by_hand in output) == any("test_ops.py" in names for _, names in ran)
 
 
 @pytest.mark.parametrize(("outcome", "word"), [("failed", "25 failed"), (None, "error: none of")])
