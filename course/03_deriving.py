@@ -42,7 +42,7 @@ def normal(*shape, dtype=torch.double):
 # Elementwise, :math:`dy = \cos(x)\,dx`, so :math:`dL = \sum_i g_i \cos(x_i)\,dx_i`
 # and the gradient is :math:`g \cos(x)`. That is PyTorch's formula, but for one word:
 # ``conj``. For a complex :math:`x`, PyTorch's gradient is the *conjugate* of what the
-# rule for real numbers gives, since it shall point to where the real number :math:`L`
+# rule for real numbers gives, since it is to point to where the real number :math:`L`
 # grows fastest. An entry's formula for an elementwise function can even be run by
 # Python as it is.
 

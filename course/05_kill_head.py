@@ -30,7 +30,7 @@ torch.manual_seed(0)
 #   *input*, None for what is no tensor.
 #
 # Two things go wrong easily. ``forward`` may not change its input in place without
-# saying so, hence ``clone``. And the gradient that ``backward`` gets may be used by
+# saying so; so it returns a ``clone``. And the gradient that ``backward`` gets may be used by
 # others too: ``clone`` again.
 
 

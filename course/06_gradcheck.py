@@ -258,7 +258,7 @@ assert gradgradcheck(torch.attn, (q, k, v), check_fwd_over_rev=True)
 # Exercise
 # --------
 # Write a gradcheck of your own, for functions of **two** inputs: True if the
-# gradients of both are right. Your caller's tensors shall be as they were afterwards.
+# gradients of both are right. Afterwards your caller's tensors must be as they were.
 # A solution is in
 # :download:`course/solutions/06_gradcheck.py </../course/solutions/06_gradcheck.py>`.
 

@@ -3,7 +3,7 @@
 ==========
 
 Seven places where people new to autograd lose an afternoon. Each has a snippet that
-fails, and the same mended.
+fails, and beside it one that works.
 """
 
 import sys

@@ -184,7 +184,7 @@ assert layer.weight.abs().max() <= 1 / math.sqrt(3)
 
 # %%
 # It takes the place of PyTorch's: the same seed gives the same parameters, the
-# parameters of one can be loaded by the other, and they learn alike.
+# parameters of one can be loaded by the other, and they learn the same.
 
 torch.manual_seed(1)
 ours = nn.Sequential(Linear(4, 8), nn.Tanh(), Linear(8, 1))
