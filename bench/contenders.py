@@ -11,7 +11,7 @@ from torch import Tensor
 
 Run = Callable[[], Any]
 
-# It takes matrices only.
+# The Function in this file takes matrices only.
 FUNCTION_FILE = Path(__file__).parents[1] / "test" / "attn_function.py"
 
 

@@ -44,6 +44,7 @@ def check(stack: Stack, *, fetch: bool = False, others: Iterable[Path] = ()) -> 
     if fetch:
         fetch_anchors(paths.ANCHORS)
     upstreams = [*at_hand(), *map(Upstream, others)]
+    edited = [target for path in stack.tree() if (target := target_of(path))]
     for upstream in upstreams:
         found: dict[str, str] = {}  # what does not fit -> the first commit that has it
         for commit in stack.commits:
@@ -51,7 +52,6 @@ def check(stack: Stack, *, fetch: bool = False, others: Iterable[Path] = ()) -> 
                 resolve(stack.tree(commit.number), upstream)
             except ForkError as e:
                 found.setdefault(str(e), str(commit))
-        edited = [target for path in stack.tree() if (target := target_of(path))]
         lacking = sum(upstream.place(target) is None for target in edited)
         untried = f"; {lacking} of {len(edited)} edited files are in no wheel" if lacking else ""
         fits = "does not fit" if found else "all anchors match"

@@ -131,12 +131,9 @@ def _overlay(
         place, new = path, text
         if old is not None:
             place = edit_of(path)
-            if text in (None, old):
-                new = edit_again(place, overlay.get(place, ""), old, old, upstream)
-            else:
-                new = _known_edit(stack, place, old, text, upstream) or edit_again(
-                    place, overlay.get(place, ""), old, text, upstream
-                )
+            goal = old if text is None else text
+            new = _known_edit(stack, place, old, goal, upstream) if goal != old else None
+            new = new or edit_again(place, overlay.get(place, ""), old, goal, upstream)
         if new is None or (old is not None and not new):
             overlay.pop(place, None)
         else:

@@ -28,8 +28,8 @@ def lint(root: Path, fix: bool) -> bool:
     markdown = [f for f in whole if f.endswith(".md")]
     messages = [f for f in markdown if f.endswith(COMMIT)]
     pages = sorted({*markdown} - {*messages})
-    mdformat = [tools / "mdformat", "--number", "--compact-tables", *([] if fix else ["--check"])]
     dry = [] if fix else ["--check"]
+    mdformat = [tools / "mdformat", "--number", "--compact-tables", *dry]
     commands = (
         [ruff, "check", *(["--fix"] if fix else []), *python],
         [ruff, "format", *dry, *sorted({*python} - {*upstreams})],

@@ -116,8 +116,8 @@ def message(
     listed = "".join(f"  - {f}\n" for f in files)
     gone = "".join(f"  - {f}\n" for f in removes)
     front = (f"files:\n{listed}" if files else "") + (f"removes:\n{gone}" if gone else "")
-    plan = f"```\n{plan}\n```" if plan else "run it"
-    text = f"## Why\n\nbecause\n\n## Review order\n\nfirst\n\n## Test plan\n\n{plan}\n"
+    block = f"\n```\n{plan}\n```\n" if plan else ""
+    text = f"## Why\n\nbecause\n\n## Review order\n\nfirst\n\n## Test plan\n\nrun it\n{block}"
     return f"---\n{front}---\n\n# {title}\n\n{text}"
 
 

@@ -19,9 +19,9 @@ from fork.suites import SUITES
 
 ROOT = Path(__file__).resolve().parents[2]
 LESSONS = sorted((ROOT / "course").glob("[0-9][0-9]_*.py"))
-AT_ROOT = ("README.md", "CONTRIBUTING.md", "fork/README.md", "stack/README.md")
 PAGES = [
-    *(ROOT / name for name in AT_ROOT),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
+    *(ROOT / name for name in ("fork/README.md", "stack/README.md")),
     *sorted((ROOT / "site").glob("*.md")),
     *sorted((ROOT / "docs/source/notes").glob("*.md")),
     ROOT / "course/GALLERY_HEADER.rst",

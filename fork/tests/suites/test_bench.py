@@ -52,8 +52,7 @@ def row(mode="forward", disturbed=0.0, target=(), **seconds):
     case = Case("float32", 4, d=2, e=3)
     return {
         "case": case.name,
-        "dtype": case.dtype,
-        **{x: getattr(case, x) for x in ("batch", "m", "n", "d", "e")},
+        **case.sizes,
         "attn_bytes": case.attn_bytes,
         "mode": mode,
         "target": Target(**dict(target))._asdict(),

@@ -41,8 +41,14 @@ def test_devices_of_the_driver(tmp_path, monkeypatch, status, count):
 
 def test_files_with_tests_on_cuda():
     found = gpu.chosen(own(ROOT), ROOT)
-    assert {"test_attn.py", "test_attn_compile.py", "test_attn_cuda.py"} <= {*found}
-    assert not {*found} & {"attn_function.py", "test_attn_cpp.py", "test_attn_kernel.py"}
+    assert {"test_attn.py", "test_attn_autograd.py", "test_attn_compile.py"} <= set(found)
+    for name in own(ROOT):
+        text = (ROOT / "test" / name).read_text()
+        if name in found:
+            assert "globals())" in text or 'globals(), only_for="cuda")' in text
+        else:
+            left_out = 'globals(), only_for="cpu"' in text
+            assert "instantiate_device_type_tests(" not in text or left_out
 
 
 @pytest.mark.parametrize(("ago", "minutes"), [(0, 4), (5, 2.5), (30, 1.5)])
