@@ -55,7 +55,10 @@ class Command:
 
 def commands(commit: Commit) -> list[Command]:
     """The commands of a test plan, in its code blocks, but for the build of the documentation."""
-    blocks = re.findall(r"^```\n(.*?)^```$", commit.section("Test plan"), re.M | re.S)
+    prose, *parts = re.split(r"^```\n(.*?)^```$", commit.section("Test plan"), flags=re.M | re.S)
+    blocks, words = parts[::2], [prose, *parts[1::2]]
+    if lost := re.search(r"^    (\S.*)", "\n".join(words), re.M):
+        raise ForkError(f"{commit}: its test plan has a command outside a code block: {lost[1]}")
     lines = (line for block in blocks for line in block.splitlines() if line)
     return [command for line in lines for command in _commands(commit, line)]
 

@@ -94,6 +94,14 @@ def test_what_is_wrong_with_a_plan(tmp_path, text, why):
     assert found.startswith("stack/01-op: its test plan") and why in found
 
 
+def test_a_command_outside_a_code_block(tmp_path):
+    stack = stack_of(tmp_path, "python test/test_attn.py")
+    plan = stack.root / "stack/01-op/commit.md"
+    plan.write_text(plan.read_text().replace("run it", "run it\n\n    python test/test_ops.py"))
+    (found,) = problems(Stack(stack.root))
+    assert found.endswith("a command outside a code block: python test/test_ops.py")
+
+
 def test_the_plans_of_this_stack():
     """The lab's suites at the commits that tell PyTorch of the operator, and at the tip."""
     stack = Stack(ROOT)
