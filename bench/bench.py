@@ -233,7 +233,7 @@ def main(
                     console.print(f"  {why}", markup=False)
                 progress.advance(task)
         except KeyboardInterrupt:
-            console.print("stopped: the report is of what was measured")
+            console.print("stopped: the report has what was measured so far")
     if peaks:
         try:
             peaks = peaks.best(place.peaks())

@@ -24,13 +24,13 @@ busy_option = click.option(
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="Measure beside so many processes that never sleep.",
+    help="Measure beside this many processes that never sleep.",
 )
 
 
 @contextmanager
 def busy_processes(count: int) -> Iterator[None]:
-    """Runs so many processes that never sleep, meanwhile."""
+    """Runs `count` processes that never sleep, meanwhile."""
     with ExitStack() as stack:
         for _ in range(count):
             process = stack.enter_context(subprocess.Popen(BUSY))

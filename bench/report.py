@@ -34,9 +34,9 @@ HEAD = """\
 
 {machine}
 
-{peaks}{clock}Each figure is of so many rounds, in each of which all take a turn, in rotated \
-order: the median time of `torch.attn`, and how many times as fast it was as the others, the \
-median of the rounds' ratios. In parentheses: what is aimed at. *roofline*: how much of the speed \
+{peaks}{clock}In each round all take a turn, in rotated order. A figure gives the median time of \
+`torch.attn`, and how many times as fast it was as the others, the median of the rounds' ratios. \
+In parentheses: what is aimed at. *roofline*: how much of the speed \
 that the machine's peaks allow, at which the multiply-adds of the matrix products or the bytes \
 that must move would take all the time{roofline}. *scratch*: the peak of memory above inputs, \
 outputs and gradients, as a fraction of `attn`; eager's beside it.
@@ -48,8 +48,8 @@ WORDS = {
     "cpu": {
         "title": "CPU",
         "clock": "",
-        "roofline": """; *with pages*: of what they allow where the system has to provide zeroed \
-pages for `attn` too, as it has for tensors of 32 MiB and more, which malloc doesn't keep""",
+        "roofline": """; *with pages*: of the speed they allow where the system has to provide \
+zeroed pages for `attn` too, as it has for tensors of 32 MiB and more, which malloc doesn't keep""",
     },
     "cuda": {
         "title": "GPU",

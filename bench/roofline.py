@@ -14,7 +14,7 @@ SOURCE = Path(__file__).with_name("peaks.cpp")
 # Loops stay loops: a memset or memcpy in their place chooses its own kind of store.
 FLAGS = ["-std=c++17", "-O3", "-march=native", "-fno-tree-loop-distribute-patterns"]
 
-# Memory of so many bytes malloc of glibc gives back to the system, and gets it anew.
+# glibc's malloc gives memory of this many bytes back to the system, and gets it anew.
 NEVER_KEPT = 32 << 20
 
 
@@ -98,7 +98,7 @@ def build(folder: Path) -> Path:
 
 
 def measure(threads: int) -> Peaks:
-    """The peaks of this machine with so many threads; takes a few seconds."""
+    """The peaks of this machine with `threads` threads; takes a few seconds."""
     with tempfile.TemporaryDirectory() as folder:
         command = [build(Path(folder)), str(threads)]
         done = subprocess.run(command, capture_output=True, text=True)

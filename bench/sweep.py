@@ -91,7 +91,7 @@ def sweep(seconds: float, threads: int, seed: int | None = None) -> dict:
             if report.below(rows[-1]):
                 console.print(report.line(rows[-1]), markup=False)
     except KeyboardInterrupt:
-        console.print("stopped: the report is of what was measured")
+        console.print("stopped: the report has what was measured so far")
     return {"seed": seed, "threads": threads, "rows": rows}
 
 

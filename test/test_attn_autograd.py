@@ -574,7 +574,7 @@ class TestAttnAutograd(AttnTestCase):
             found = torch.autograd.grad(found, inputs, grads, create_graph=True)
         named = dict(zip((*INPUTS, *OUTPUTS), (*inputs, *result)))
         named[name].mul_(2)
-        # Autograd knows the number only of what its node itself gave out.
+        # Autograd knows the output's number only if its node returned that tensor itself.
         culprit = f"output {2 - order} of Attn" if name == "attn" else "output 0 of Mul"
         with self.assertRaisesRegex(
             RuntimeError, f"modified by an inplace operation: .* which is {culprit}"

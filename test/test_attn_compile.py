@@ -650,7 +650,7 @@ class TestAttnTracing(CompileTestCase):
         with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
             compiled = torch.compile(op, fullgraph=True, backend=recorder)
             selections = [(1, 0, 1, 1), (1, 1, 0, 0), (0, 1, 0, 0)]
-            # 2.6's Inductor expects other strides of what is empty in the end.
+            # 2.6's Inductor expects other strides for an empty result.
             selections += [(0, 0, 0, 0)] * (backend == "aot_eager")
             for where in selections:
                 where = torch.tensor(where, device=device)

@@ -52,7 +52,7 @@ class TestAttnCuda(AttnTestCase):
     @skipCUDAIf(TEST_WITH_ROCM or not SM80OrLater, "composed there")
     @by_dtype
     def test_memory_of_backward(self, device, dtype):
-        """Beyond its results, a step takes a fiftieth of what attn does, at most."""
+        """Beyond its results, a step takes at most a fiftieth of the memory of attn."""
         inputs, grads = Case("step", 2048, 64, 2048, 64).make(device, dtype)
         outputs = torch.attn(*inputs)
         held = sum(x.nbytes for x in (*outputs, *inputs))  # a gradient is as an input

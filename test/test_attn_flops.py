@@ -22,12 +22,12 @@ from torch.testing._internal.common_utils import parametrize, run_tests
 from torch.utils.flop_counter import FlopCounterMode
 
 
-# Of a FLOP count one can tell how many products of d and of e terms it is of.
+# With these sizes a FLOP count tells how many products have d terms and how many have e.
 WIDE = Case("wide", 2, 3, 4, 1000)
 
 
 def products(flops):
-    """How often 2 m n d and 2 m n e FLOPs, for the sizes of WIDE."""
+    """How many products of d and of e terms take so many FLOPs, for the sizes of WIDE."""
     of_e, rest = divmod(flops // (2 * WIDE.m * WIDE.n), WIDE.e)
     return rest // WIDE.d, of_e
 
@@ -40,7 +40,7 @@ def count_flops(compute, *args):
 
 def flops_of_fake(symbolic, compute, *args):
     mode = fake_mode(symbolic)
-    # As tracing has it: 2.6's matmul reads symbolic sizes by the Python dispatcher only.
+    # Tracing turns the Python dispatcher on; without it, 2.6's matmul fails on symbolic sizes.
     with mode, enable_python_dispatcher():
         return count_flops(compute, *to_fake(mode, args))
 
@@ -57,7 +57,7 @@ def flops_of_compiled(compute, *args):
     return sum(flops)
 
 
-# Ways to run a function, each of which counts its FLOPs.
+# Ways to run a function. Each counts its FLOPs.
 FLOPS = {
     "eager": count_flops,
     "fake": partial(flops_of_fake, False),
@@ -70,7 +70,7 @@ FLOPS = {
 class TestAttnFlops(CompileTestCase):
     @by_case
     def test_flops(self, device, case):
-        """As many as the products that it is made of, forward and backward."""
+        """attn has as many FLOPs as the composed maths, forward and backward."""
         inputs, grads = case.make("meta", torch.float)
 
         def count(op, wanted, used):
@@ -85,7 +85,7 @@ class TestAttnFlops(CompileTestCase):
                 )
 
     def test_flops_of_derivatives(self, device):
-        """As the note has them, under "Cost"."""
+        """The products are those that docs/source/notes/attn.md counts under "Cost"."""
         x, g = WIDE.make(device, torch.float)
         u, h = WIDE.make(device, torch.float)
         forward = count_flops(torch.attn, *x)
@@ -119,19 +119,21 @@ class TestAttnFlops(CompileTestCase):
     @parametrize("run", FLOPS)
     @parametrize("samples", (None, 3), name_fn=lambda n: "vmap" if n else "one")
     def test_flops_of_tangents(self, device, names, run, samples):
-        """With what has no tangent no product is made."""
+        """An argument without a tangent takes no product."""
         inputs, grads = WIDE.make(device, torch.float)
         u = [x + 1 for name, x in zip(INPUTS, inputs) if name in names]
-        n = samples or 1  # of what depends on the tangents; all else is made once
+        n = (
+            samples or 1
+        )  # how often what depends on the tangents is made; the rest is made once
         of_qk, of_v = len({*names} - {"v"}), len({*names} & {"v"})
         by_attn = int(of_qk > 0)
         forward, backward = (1, 1), (2, 2)
         of_scores, of_output = (n * of_qk, 0), (0, n * (by_attn + of_v))
         again = (0, by_attn)  # G
-        # Of G and of grad_v; of grad_q and of grad_k, two terms each.
+        # The tangents of G and of grad_v, and of grad_q and grad_k, which have two terms each.
         of_grads = (n * (2 + of_qk), n * (of_v + by_attn))
         through = (forward, backward, of_scores, again, of_grads)
-        if run != "compiled":  # else nobody reads it
+        if run != "compiled":  # a compiled graph leaves out what nobody reads
             through += (of_output,)
 
         def make(function):

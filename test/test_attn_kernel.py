@@ -273,8 +273,8 @@ int main() {
   }
 }
 """
-# In the backward of a matrix of these sizes: of so many threads, how many must be at work on
-# average.
+# For a matrix of these sizes and a number of threads: how many of them must be at work on
+# average in the backward.
 BUSY_THREADS = {
     (65536, 64, 64, 64): {8: 7.5, 64: 52},
     (64, 65536, 64, 64): {8: 7.5, 64: 52},
@@ -406,8 +406,8 @@ def growth(run):
 
 
 def growths():
-    """For a process of its own: a line of JSON, for each of LARGE the growth of attn, of
-    its backward and of what takes as much as attn.
+    """For a process of its own: a line of JSON with, for each of LARGE, by how much attn, its
+    backward and a tensor as large as attn let memory grow.
     """
     found = []
     for case, dtype in LARGE:
@@ -549,7 +549,7 @@ class Far:
 
 
 def digests():
-    """Of the inputs, and of what the forward and the backward kernel make of them."""
+    """Digests of the inputs and of what the forward and the backward make of them."""
     torch.manual_seed(0)
     found = {part: hashlib.sha256() for part in ("inputs", "forward", "backward")}
     for dtype, case in product((torch.float, torch.double), EDGES):
@@ -842,7 +842,7 @@ class TestAttnKernel(KernelTestCase):
         inputs, grads = exact(case, dtype)
         expected = evaluate(torch.attn, inputs, grads)
         nan = [[torch.full_like(x, np.nan) for x in xs] for xs in (inputs, grads)]
-        for _ in range(3):  # lest malloc give its memory back
+        for _ in range(3):  # so that malloc keeps its memory
             evaluate(torch.attn, *nan)
         self.assert_bitwise(evaluate(torch.attn, inputs, grads), expected)
         for x in expected:

@@ -35,17 +35,17 @@ from test_attn_kernel import (
 
 
 ARGUMENTS = *GIVEN, "attn"
-# A size is that of some blocks, and what is left: of a vector, and of a micro-kernel's rows
-# and columns, for each instruction set one or two, give or take one.
+# A size is that of some whole blocks and a rest: for each instruction set, one or two vectors,
+# or a micro-kernel's rows or columns, or one element more or less.
 BLOCKS = (0, 96, 192, 288, 384, 576, 1024, 2048)
 LEFT = (1, 0, -1, *range(2, 10), *around(12, 16, 24, 32, 48, 64))
 SIZES = sorted({block + left for block in BLOCKS for left in LEFT} - {0, -1})
-MAX_WIDTH = 1024  # of d and e: attn is composed where they are larger
+MAX_WIDTH = 1024  # the largest d and e: attn is composed beyond
 ALL_LAYOUTS = {
     **LAYOUTS,
     **BATCH_LAYOUTS,
     "expanded": lambda x: x[..., :1, :1].expand_as(x),
-    "negative": torch._neg_view,  # which the kernel never sees
+    "negative": torch._neg_view,  # it is resolved before the kernel is called
 }
 # The element (i, j) of an argument, or the row i where j is ALL, reaches these elements of
 # the results, and no other:
@@ -73,7 +73,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 
 def cases(most=2**20 if TEST_WITH_ASAN else 2**25, batches=st.just(())):
-    """Those of at most so many multiplications."""
+    """Cases of at most `most` multiplications."""
 
     def work(case):
         return math.prod((*case.batch, case.m, case.n, case.d + case.e + 8))
@@ -114,7 +114,7 @@ def make(case, dtype, seed):
 
 class TestAttnProperties(KernelTestCase):
     def subTest(self, *args, **kwargs):
-        # One would keep a failure from hypothesis.
+        # A real subTest would hide a failure from hypothesis.
         return nullcontext()
 
     def assert_equal_bits(self, actual, expected):
@@ -126,18 +126,18 @@ class TestAttnProperties(KernelTestCase):
 
     @by_dtype
     def test_values(self, device, dtype):
-        """By the rule of error."""
+        """The error is at most twice that of the composed maths."""
 
         def prop(case, seed):
             torch.manual_seed(seed)
             self.assert_results(dtype, case)
 
-        # Of few numbers the composed maths may round all well by luck.
+        # If there are few numbers, the composed maths may by luck round all of them well.
         def has_many(case):
             rows, cols = min(case.m, case.n), min(case.n, case.d, case.e)
             return rows * cols >= 64
 
-        # Longer doubles, of which the reference is made, are slow.
+        # In double the reference is computed in a longer type, which is slow.
         most = 2**20 if dtype == torch.double or TEST_WITH_ASAN else 2**25
         batches = st.sampled_from(((), (1,), (2,), (3,)))
         wanted = cases(most, batches).filter(has_many)
@@ -182,7 +182,7 @@ class TestAttnProperties(KernelTestCase):
 
     @by_dtype
     def test_a_sample_is_alone_what_it_is_in_a_batch(self, device, dtype):
-        """At any place of any batch."""
+        """A sample has the same bits at any place of any batch."""
 
         def prop(case, samples, seed):
             tensors = make(case, dtype, seed)
@@ -194,7 +194,7 @@ class TestAttnProperties(KernelTestCase):
             expected = [x[index] for x in both_ways(*tensors)]
             self.assert_equal_bits(both_ways(*(x[index] for x in tensors)), expected)
 
-        # The tiles of the backward are smaller where there are few samples.
+        # Each sample has several tiles here, which threads may share.
         few = [sized(100, 300, 20, 30, 13), sized(129, 193, 8, 3, 2)]
         number = st.integers(0, 15)
         for_all(

@@ -34,7 +34,7 @@ INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 CAPABILITIES = ("DEFAULT", "AVX2", "AVX512")
 CAPABILITY = torch.backends.cpu.get_cpu_capability().replace("NO AVX", "DEFAULT")
 CHOSEN = os.environ.get("ATEN_CPU_CAPABILITY")
-# Of the floats, every one where slow tests are run, otherwise one block of so many.
+# Slow tests take every float; others take every STEPth block of floats.
 STEP = (16 if CHOSEN else 1) if TEST_WITH_SLOW else (128 if CHOSEN else 16)
 
 # q and k of which q @ k.mT is x in each row, or in each column: a kernel may go about

@@ -95,7 +95,7 @@ def _title(found: Found) -> str:
 
 
 def _changed(git: Git, upstream: Revision, found: Found) -> dict[str, bytes]:
-    """Path -> content of what differs from upstream after a commit."""
+    """Path -> content of each file that differs from upstream after a commit."""
     blobs = git.blobs(found.hash)
     if gone := sorted(set(upstream.blobs) - set(blobs)):
         raise ForkError(f"{git.folder}: {found} removes {gone[0]}; the overlay only adds lines")

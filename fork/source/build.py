@@ -29,7 +29,7 @@ PACKAGES = (
     *("python3-expecttest", "python3-hypothesis", "python3-psutil", "python3-pytest"),
     *("python3-scipy", "python3-xmlrunner"),
 )
-# A build for CPUs, of what the operator and its tests go through.
+# A build for CPUs, with only what the operator and its tests need.
 OFF = (
     *("CUDA", "CUDNN", "DISTRIBUTED", "FBGEMM", "GFLAGS", "GLOG", "GLOO", "ITT", "KINETO", "LLVM"),
     *("MAGMA", "MKLDNN", "MPI", "NCCL", "NNPACK", "NUMA", "PYTORCH_QNNPACK", "ROCM", "TENSORPIPE"),

@@ -17,7 +17,7 @@ IMPORT = "import torch; print(torch.__file__); print(torch.__version__, torch.at
 
 def run_on_build(place: Place) -> tuple[list[Result], list[Result]]:
     """The results of the lab's suites and of the operator's own files: that build, that tree."""
-    # A tree that is built in is not kept clean of what Python compiles; it may be a Debian's own.
+    # Bytecode may be written into a tree that was built in; and it may be a Debian's own.
     variables = {**place.variables, "PYTHONPYCACHEPREFIX": ""}
     check(place, variables)
     wanted, logs = {**LAB, **own(place.tree)}, place.logs / "suites"

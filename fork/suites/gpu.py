@@ -13,7 +13,7 @@ from fork.console import run, step
 from fork.errors import ForkError
 from fork.suites.results import SUMMARY
 
-# All of it, the graft included, in so many minutes. The rest is for the plot.
+# The minutes that all of it takes, the graft included. The rest is for the plot.
 MINUTES, REST = 8, 0.5
 FEWEST, MOST = 1.5, 4.0  # of measuring
 LIMIT = 150  # seconds of a test file; they run side by side

@@ -85,7 +85,7 @@ inline void check_device(const char* what) {
 // What is known of 4 bytes of shared memory since a barrier.
 struct Chunk {
   int written = -1, read = -1;       // by this thread; or many
-  int written_at = -1, read_at = -1; // after so many barriers
+  int written_at = -1, read_at = -1; // how many barriers came before
   bool pending = false;              // a copy is under way
 };
 constexpr int kMany = -2;
@@ -100,14 +100,14 @@ struct Thread {
   jmp_buf place; // where it goes on: a switch by it asks nothing of the kernel
   std::vector<char> stack;
   bool begun, done;
-  int barriers;                          // so many passed
+  int barriers;                          // how many it passed
   std::vector<std::vector<Copy>> groups; // of copies under way
   uint32_t out[6];                       // what the warp's others read
 };
 
 // Threads that wait for one another.
 struct Meeting {
-  int come, times; // of those who are to come; so many times all came
+  int come, times; // how many are to come; how often all came
 };
 
 inline std::vector<Thread> threads;

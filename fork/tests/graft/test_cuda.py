@@ -334,7 +334,7 @@ for case, q, k, v, grad, forward, backward in (
 
 
 def test_copies_of_what_is_not_aligned(library):
-    """Only of what is there, once: not of what is expanded."""
+    """Of an expanded tensor only the elements in memory are copied, once."""
     run_program(COPIES, library)
 
 

@@ -41,7 +41,7 @@ sys.exit({{status}})
 
 @pytest.fixture
 def run(source, tmp_path):
-    """What is left of what Sphinx says."""
+    """Sphinx's messages about what is ours."""
     write_files(source, DOCS)
 
     def run(warnings="", *, generated=("attn", "baddbmm"), says="", status=0):

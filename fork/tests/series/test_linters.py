@@ -51,7 +51,7 @@ def said(path, line=None, code="RUFF", original=None, replacement=None):
 
 @pytest.fixture
 def run(repo, source, tmp_path):
-    """Says what is left of what the linters say of the stack on a small upstream."""
+    """The linters' messages about the stack, on a small upstream."""
     write_files(source, LINTERS)
     base, _ = commits(Stack(repo), source, "attn")
     log, words = tmp_path / "argv", tmp_path / "said"

@@ -92,10 +92,7 @@ class AttnGradBlocks {
 // order of sums depends on nothing else.
 template <typename Tiles>
 struct AttnGrid {
-  static constexpr int64_t TILES = 36, MAX_ROWS = 192, COL_STEP = 96;
-  // With fewer rows, what is packed and added for a tile takes too long (up to
-  // a third of the backward of 96 x 96, d = 300, by 48).
-  static constexpr int64_t MIN_ROWS = 96;
+  static constexpr int64_t TILES = 36, MAX_ROWS = 192;
 
   int64_t rows, cols, row_blocks, col_blocks;
 
@@ -109,13 +106,13 @@ struct AttnGrid {
     const auto max_cols = ATTN_BLOCK * (m <= FEW ? longer : 1);
 
     const auto wanted_cols = at::ceil_div<int64_t>(n, 6);
-    cols = std::min(max_cols, at::round_up(wanted_cols, COL_STEP));
+    cols = std::min(max_cols, at::round_up(wanted_cols, Tiles::MIN_TILE));
     col_blocks = at::ceil_div(n, cols);
     const auto wanted_blocks =
         std::max(at::ceil_div(TILES, col_blocks), at::ceil_div(m, max_rows));
     const auto wanted_rows = at::ceil_div(m, wanted_blocks);
     rows = at::round_up(
-        std::max(wanted_rows, std::min(m, MIN_ROWS)), Tiles::ROW_STEP);
+        std::max(wanted_rows, std::min(m, Tiles::MIN_TILE)), Tiles::ROW_STEP);
     row_blocks = at::ceil_div(m, rows);
   }
 };
@@ -131,8 +128,9 @@ void attn_backward_by(
   const auto tiles = grid.row_blocks * grid.col_blocks;
   const auto cols = std::min(grid.cols, n);
 
-  // So many samples at a time that their sums, and the totals in T of a lower
-  // precision, take little memory.
+  // Sums, and the totals in T of a lower precision, take little memory: they
+  // are there for some samples at a time or, where each sample is one thread's,
+  // for one sample a thread.
   constexpr int64_t MAX_TOTALS = 1 << 22, MAX_SUMS = 1 << 15;
   constexpr bool has_totals = !std::is_same_v<T, S>;
   const bool q_shared = grid.col_blocks > 1,
@@ -146,17 +144,17 @@ void attn_backward_by(
           ? 0
           : (q_shared ? grid.row_blocks * q_size : 0) +
                 (columns_shared ? grid.col_blocks * (k_size + v_size) : 0);
-  const auto samples = std::clamp<int64_t>(
-      std::min(
-          MAX_TOTALS / std::max<int64_t>(totals, 1),
-          MAX_SUMS / std::max<int64_t>(sums, 1)),
-      1,
-      batch);
-
   const auto threads = parallel.threads(2 * args.sizes.work());
-  // Of many samples, each is one thread's.
   constexpr int64_t SAMPLES = 8;
-  const bool by_samples = threads == 1 || samples >= SAMPLES * threads;
+  const bool by_samples = threads == 1 || batch >= SAMPLES * threads;
+  const auto samples = by_samples
+                           ? batch
+                           : std::clamp<int64_t>(
+                                 std::min(
+                                     MAX_TOTALS / std::max<int64_t>(totals, 1),
+                                     MAX_SUMS / std::max<int64_t>(sums, 1)),
+                                 1,
+                                 batch);
   const auto step = by_samples ? tiles * attn_step(samples, threads)
                                : attn_step(samples * tiles, threads);
   const auto own_size = Tiles::sums_columns && !columns_shared
@@ -169,13 +167,14 @@ void attn_backward_by(
   for (int64_t begin = 0; begin < batch && !progress.failed();
        begin += samples) {
     const auto count = std::min(samples, batch - begin);
+    const auto places = by_samples ? threads : count;
     const auto blocks_of = [&](bool wanted,
                                int64_t blocks,
                                int64_t addends,
                                int64_t stride,
                                int64_t size) {
       return AttnGradBlocks<S, Tiles>(
-          wanted ? count * blocks : 0,
+          wanted ? places * blocks : 0,
           addends,
           stride,
           wanted ? size : 0,
@@ -207,6 +206,7 @@ void attn_backward_by(
           const auto [row_block, col_block] =
               attn_divide(tile, grid.col_blocks);
           const auto b = begin + sample;
+          const auto place = by_samples ? thread : sample;
           const auto i = row_block * grid.rows;
           const auto j = col_block * grid.cols;
           const auto tile_rows = std::min(grid.rows, m - i);
@@ -226,7 +226,7 @@ void attn_backward_by(
           if (args.grad_q) {
             q_grad.template add<false>(
                 task,
-                sample * grid.row_blocks + row_block,
+                place * grid.row_blocks + row_block,
                 col_block,
                 args.grad_q[b].block(i, 0, tile_rows, d),
                 own,
@@ -237,27 +237,25 @@ void attn_backward_by(
                   convert(block.data, total, block.rows * block.cols);
                 });
           }
-          const auto add_to_columns = [&,
-                                       sample = sample,
-                                       row_block = row_block,
-                                       col_block = col_block](
-                                          const MatrixBatch<S>& grads,
-                                          AttnGradBlocks<S, Tiles>& blocks,
-                                          int64_t width,
-                                          const auto& multiply) {
-            if (grads) {
-              blocks.template add<Tiles::sums_columns>(
-                  task,
-                  sample * grid.col_blocks + col_block,
-                  row_block,
-                  grads[b].block(j, 0, tile_cols, width),
-                  own,
-                  multiply,
-                  [](const Matrix<S>& block, const T* total) {
-                    Tiles::finish_block(block, total);
-                  });
-            }
-          };
+          const auto add_to_columns =
+              [&, place, row_block = row_block, col_block = col_block](
+                  const MatrixBatch<S>& grads,
+                  AttnGradBlocks<S, Tiles>& blocks,
+                  int64_t width,
+                  const auto& multiply) {
+                if (grads) {
+                  blocks.template add<Tiles::sums_columns>(
+                      task,
+                      place * grid.col_blocks + col_block,
+                      row_block,
+                      grads[b].block(j, 0, tile_cols, width),
+                      own,
+                      multiply,
+                      [](const Matrix<S>& block, const T* total) {
+                        Tiles::finish_block(block, total);
+                      });
+                }
+              };
           add_to_columns(args.grad_k, k_grad, d, [&](bool first, auto* dst) {
             operations.add_grad_k(first, dst);
           });

@@ -7,7 +7,24 @@
 #include <ATen/native/cpu/AttnKernels.h>
 #include <ATen/native/cpu/AttnTensors.h>
 
-// See Note [Tiles of attn].
+// Note [Tiles of attn's backward]
+// As in Note [Tiles of attn], from the outside in:
+//   AttnBackwardKernel.cpp  what ATen calls
+//   AttnBackward.h          the tasks of the backward, a tile each
+//   AttnFmaBackward.h       a task by FMA, for any shape
+//
+// A kind of kernel has a second class, like FmaBackward, with
+//   T, ROW_STEP   as for the forward
+//   LONGEST       how many times as long a tile of few rows or columns may be
+//   MIN_TILE      how many rows and columns a tile has at least, if attn has
+//                 them
+//   sums_columns  whether a total of grad_k or grad_v is of T even if a single
+//                 tile adds to it
+//   start         S̄ = (grad_output vᵀ + grad_attn) (1 - attn²), and attn
+//   add_grad_q, add_grad_k, add_grad_v
+//                 total (+)= S̄ k, S̄ᵀ q, attnᵀ grad_output
+//   finish_block  writes the total of a block of grad_k or grad_v to where it
+//                 belongs
 
 namespace at::native {
 

@@ -116,9 +116,10 @@ class AttnBrgemm {
   static constexpr int64_t W = Vec::size();
   static constexpr int64_t MC = BRGEMM_ROWS[0]; // rows of A and C
   static_assert(W == BRGEMM_COLS);
-  // A backward of at most so many rows is FMA's: the gradients of k and v are
-  // sums of m terms, and brgemm adds zeros up to 16. With 16 rows it takes a
-  // tenth less than FMA, with 12 a tenth more (Zen 5).
+  // If attn has at most this many rows, FMA computes the backward: the
+  // gradients of k and v are sums of m terms, and brgemm adds zeros up to 16.
+  // With 16 rows brgemm takes a tenth less than FMA, with 12 a tenth more (Zen
+  // 5).
   static constexpr int64_t FEW_ROWS = 12;
 
   // Whether this machine and build can, and that it is worth the copies: few
@@ -232,6 +233,12 @@ class AttnBrgemm {
     }
   }
 
+  // How many of `count` rows or columns vec::transpose_mxn can transpose at
+  // once. Its mask for 31 does not fit into an int.
+  static int64_t transpose_size(int64_t count) {
+    return count == W - 1 ? W / 2 : std::min(W, count);
+  }
+
   // dst[2 * j] = x[j], dst[2 * j + 1] = y[j]
   static C10_ALWAYS_INLINE void store_pairs(
       S* dst, const Vec& x, const Vec& y) {
@@ -292,14 +299,13 @@ class AttnBrgemm {
       }
       return result;
     }
-    // transpose_mxn's mask for 31 is not an int.
-    const auto part = [](int64_t left) {
-      return left == W - 1 ? W / 2 : std::min(W, left);
-    };
-    for (int64_t i = 0, rows = 0; i < x.rows; i += rows) {
-      rows = part(x.rows - i);
-      for (int64_t j = 0, terms = 0; j < x.cols; j += terms) {
-        terms = part(x.cols - j);
+    for (int64_t j = 0, terms = 0; j < x.cols; j += terms) {
+      terms = transpose_size(x.cols - j);
+      for (int64_t i = 0, rows = 0; i < x.rows; i += rows) {
+        rows = transpose_size(x.rows - i);
+        for (int64_t p = 0; p < terms; ++p) {
+          prefetch_line(&x.at(i, j + p) + 2 * W);
+        }
         vec::transpose_mxn<S>(
             &x.at(i, j),
             x.col_stride,
@@ -376,7 +382,7 @@ class BrgemmForward {
   using T = float;
   static constexpr int64_t ROW_STEP = 32;
 
-  // Of scratch memory, in elements of T.
+  // Offsets in the scratch memory, in elements of T.
   struct Layout {
     int64_t acc, k_pairs, v_pairs, rows, tile, size;
 
@@ -447,9 +453,14 @@ class BrgemmBackward {
   using T = float;
   static constexpr int64_t ROW_STEP = 32;
   static constexpr int64_t LONGEST = 1;
+  // brgemm multiplies twice as fast as FMA, so its tiles must be larger to be
+  // worth a task: with 96 rows and columns the backward of 384 x 384, d = 64,
+  // takes a sixth more.
+  static constexpr int64_t MIN_TILE = 192;
   static constexpr bool sums_columns = true;
 
-  // Of scratch memory, in elements of T, for tiles of so many rows and columns.
+  // Offsets in the scratch memory, in elements of T, for tiles of at most
+  // `tile_rows` rows and `cols` columns.
   struct Layout {
     int64_t acc, k_pairs, v_pairs, rows, q_transposed, grad_output_transposed;
     int64_t tile, tile_pairs, attn_pairs, size;
@@ -525,16 +536,25 @@ class BrgemmBackward {
   }
   // dst = totalᵀ
   static void finish_block(const Matrix<S>& dst, const T* total) {
-    alignas(64) T block[W * W];
-    for (int64_t i = 0; i < dst.rows; i += W) {
-      const auto rows = std::min(W, dst.rows - i);
-      for (int64_t j = 0; j < dst.cols; j += W) {
-        const auto cols = std::min(W, dst.cols - j);
-        transpose(total + j * dst.rows + i, dst.rows, block, W, cols, rows);
-        for (const auto r : c10::irange(rows)) {
-          S* row = dst.data + (i + r) * dst.cols + j;
-          store(row, load<T>(block + r * W), cols);
+    alignas(64) S block[W * W];
+    for (int64_t i = 0, rows = 0; i < dst.rows; i += rows) {
+      rows = Brgemm::transpose_size(dst.rows - i);
+      for (int64_t j = 0, cols = 0; j < dst.cols; j += cols) {
+        cols = Brgemm::transpose_size(dst.cols - j);
+        for (int64_t r = 0; r < rows; ++r) {
+          prefetch_line(dst.data + (i + r) * dst.cols + j + 2 * W);
         }
+        for (const auto c : c10::irange(cols)) {
+          const T* row = total + (j + c) * dst.rows + i;
+          store(block + c * W, load<T>(row, rows));
+        }
+        vec::transpose_mxn<S>(
+            block,
+            W,
+            dst.data + i * dst.cols + j,
+            dst.cols,
+            static_cast<int>(cols),
+            static_cast<int>(rows));
       }
     }
   }
@@ -575,7 +595,7 @@ class BrgemmBackward {
                                     Brgemm::load_row(grad_attn, i, col, count));
                   }
                   sum = tanh_backward(sum, Brgemm::as_float(y));
-                  const Vec x = vec::convert_from_float<S>(sum[0], sum[1]);
+                  const Vec x = round_pair<S>(sum);
                   x.store(tile_.at(i, col));
                   return x;
                 };

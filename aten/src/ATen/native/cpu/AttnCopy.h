@@ -31,9 +31,9 @@ void convert(S* dst, const T* x, int64_t count) {
 }
 
 #if defined(CPU_CAPABILITY_AVX512)
-// dst[j * dst_ld + i] = src[i][j] for at most as many rows as a vector has
-// elements, which are so many bytes from one another. Parts of four columns (of
-// two, in double) are transposed within the lanes of 128 bits.
+// dst[j * dst_ld + i] = src[i][j], for at most as many rows as a vector has
+// elements. Rows of src are `src_bytes` apart. Parts of four columns (two in
+// double) are transposed within the lanes of 128 bits.
 inline void transpose_rows(
     const void* src,
     int64_t src_bytes,

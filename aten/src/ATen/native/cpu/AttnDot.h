@@ -58,8 +58,8 @@ class AttnDot {
   }
 
  private:
-  // Dot products that are made at once, lest each term waits for the one
-  // before: as many as there are registers for.
+  // How many dot products are made at once, so that a term need not wait for
+  // the one before: as many as there are registers for.
 #if defined(CPU_CAPABILITY_AVX512)
   static constexpr int CHAINS = std::is_same_v<T, S> ? 16 : 8;
 #else

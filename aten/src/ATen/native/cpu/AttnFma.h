@@ -37,8 +37,8 @@ class AttnFma {
   static constexpr bool is_masked = false;
 #endif
 
-  // fn(col, width in vectors) for each micro-panel of so many columns. Their
-  // widths differ by a vector at most.
+  // Calls fn(col, width) for each micro-panel of `cols` columns. The widths, in
+  // vectors, differ by one at most.
   template <typename F>
   static C10_ALWAYS_INLINE void for_panels(int64_t cols, const F& fn) {
     const auto vectors = at::ceil_div(cols, LANES);
@@ -55,8 +55,8 @@ class AttnFma {
     return rows * at::round_up(cols, LANES);
   }
 
-  // `count` columns of the right operand, in so many vectors, of which only the
-  // last may have fewer.
+  // `count` columns of the right operand, in `width` vectors. Only the last
+  // vector may be partly filled.
   struct Panel {
     const T* data;
     int64_t ld, width, count;
@@ -71,8 +71,7 @@ class AttnFma {
     int64_t rows;
     bool in_parts = false; // its rows are multiplied some at a time
 
-    // `count` columns from this one on, of so many vectors, without the rows
-    // before this one.
+    // `count` columns, in `width` vectors, from column `col` and row `row` on.
     Panel panel(
         int64_t col, int64_t width, int64_t count = 0, int64_t row = 0) const {
       if (col < end) {
@@ -95,9 +94,9 @@ class AttnFma {
     return {nullptr, 0, 0, dst, x.rows};
   }
 
-  // x as the right operand of a product of so many rows, or of very few: all of
-  // it is packed, or what is not worth it isn't, or only its last panel is, as
-  // that ends amid a vector.
+  // x as the right operand of a product with `rows` rows, which may be very
+  // few. If they are many, all of x is packed. If not, x is read where it is,
+  // but without masks its last panel is packed if it ends amid a vector.
   template <typename S>
   static Right right(
       T* dst, const Matrix<const S>& x, int64_t rows, bool very_few) {
@@ -162,9 +161,9 @@ class AttnFma {
     return {copy, x.cols};
   }
 
-  // C (+)= A times a panel of B, of so many terms. Reads of A, and
-  // writes of C, as many rows as kernel_rows(rows). Rows of C are written one
-  // after the other, each to a multiple of a vector.
+  // C (+)= A times a panel of B, for the first `terms` terms. It reads
+  // kernel_rows(rows) rows of A and writes as many rows of C, one after the
+  // other, each up to a multiple of a vector.
   static C10_ALWAYS_INLINE void multiply(
       int64_t rows,
       int64_t terms,
@@ -212,8 +211,8 @@ class AttnFma {
       const Right& b,
       T* c,
       int64_t ldc) {
-    // Very few rows of A: B comes from memory, a few of its rows after the
-    // other.
+    // If A has very few rows, B comes from memory, some of its rows after
+    // others.
     const auto part = part_of(b);
     for (int64_t p = 0; p == 0 || p < b.rows; p += part) {
       const auto terms = std::min(part, b.rows - p);
@@ -222,7 +221,7 @@ class AttnFma {
         const auto count = std::min(width * LANES, cols - col);
         const auto strip = std::min(MR, rows - row);
         T* dst = c + row * ldc + col;
-        for (int64_t r = 0; r < strip; ++r) {
+        for (int64_t r = 0; !sets && r < strip; ++r) {
           for (int64_t j = 0; j < count; j += LINE) {
             prefetch_line(dst + r * ldc + j);
           }
@@ -289,13 +288,13 @@ class AttnFma {
     }
   }
 
-  // The size of `acc` for at most so many columns.
+  // The size of `acc` for at most `cols` columns.
   static int64_t sums_size(int64_t cols) {
     return std::max(SMALL, MR * cols);
   }
 
-  // C (+)= A B for a packed B of so many columns, a strip of A after the other.
-  // Of C as many rows are written as multiply() writes of each strip.
+  // C (+)= A B for a packed B of `cols` columns, a strip of A after the other.
+  // Each strip writes as many rows of C as multiply() does.
   template <typename S>
   static C10_ALWAYS_INLINE void product_of_strips(
       bool add,
@@ -367,9 +366,9 @@ class AttnFma {
 #endif
   };
 
-  // The micro-kernel: C chains of sums, of every Cth term, for each of R rows
-  // and V vectors. Few rows need several, lest each sum waits for the one
-  // before.
+  // The micro-kernel: for each of R rows and V vectors, C chains of sums, each
+  // of every Cth term. Few rows need several chains, so that a sum need not
+  // wait for the one before.
   template <int R, int C, int V, bool transposed>
   static void kernel(
       int64_t terms,
@@ -443,8 +442,8 @@ int64_t tile_ld(int64_t cols) {
   return at::round_up(cols, LANES) + LANES;
 }
 
-// Elements of a tile of so many rows, with those below and right of it that are
-// read or written as well.
+// The elements of a tile, with those below and right of it that are read or
+// written as well.
 template <typename T>
 int64_t tile_size(int64_t rows, int64_t cols) {
   return at::round_up(rows, AttnFma<T>::MR) * tile_ld<T>(cols) + AttnFma<T>::NR;

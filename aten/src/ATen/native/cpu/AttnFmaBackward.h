@@ -15,10 +15,13 @@ class FmaBackward {
   using Few = AttnFewColumns<T>;
   static constexpr int64_t ROW_STEP = 4;
   static constexpr int64_t LONGEST = 8;
+  // With 48 rows, packing and adding for a tile take up to a third of the
+  // backward (96 x 96, d = 300).
+  static constexpr int64_t MIN_TILE = 96;
   static constexpr bool sums_columns = false;
 
-  // Of scratch memory, in elements of T, for tiles of so many rows and columns
-  // of attn.
+  // Offsets in the scratch memory, in elements of T, for tiles of at most
+  // `rows` rows and `cols` columns of attn.
   struct Layout {
     bool transposed;
     ScratchLayout scratch;

@@ -15,7 +15,7 @@ class FmaForward {
   using Few = AttnFewColumns<T>;
   static constexpr int64_t ROW_STEP = AttnFma<T>::MR;
 
-  // Of scratch memory, in elements of T.
+  // Offsets in the scratch memory, in elements of T.
   struct Layout {
     bool transposed; // the tile
     int64_t chunk;   // rows of attn that it has
@@ -132,7 +132,7 @@ class FmaForward {
     convert(attn.data, result, rows * cols);
   }
 
-  // out (+)= attn v, for some of so many rows
+  // out (+)= attn v, for `rows` rows of a task's `all_rows`
   template <typename O>
   void add_output(
       bool first,

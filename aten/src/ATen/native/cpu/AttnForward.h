@@ -50,8 +50,8 @@ void attn_forward_by(const AttnForwardArgs<S>& args, const Parallel& parallel) {
   const auto [batch, m, n, d, e] = args.sizes;
   const auto threads = parallel.threads(args.sizes.work());
 
-  // The rows of a task: all threads shall have some, but k and v are packed for
-  // each task, and the sums of its rows shall stay in a cache.
+  // The rows of a task. All threads should have some; but k and v are packed
+  // for each task, and the sums of its rows should stay in a cache.
   constexpr int64_t MIN_ROWS = 24, MAX_ROWS = 1024, MAX_SUMS = 1 << 18;
   const auto tasks_wanted =
       threads == 1

@@ -15,17 +15,13 @@
 // Scratch memory is bounded: d and e are at most ATTN_MAX_WIDTH.
 //
 // The kernels know no Tensor. From the outside in:
-//   AttnKernel.cpp, AttnBackwardKernel.cpp
-//                     what ATen calls
+//   AttnKernel.cpp    what ATen calls
 //   AttnTensors.h     tensors to pointers, sizes and strides; ATen's threads
 //   AttnKernels.h     which kernel for which dtype and sizes
 //   AttnForward.h     the tasks of the forward, some rows each
-//   AttnBackward.h    the tasks of the backward, a tile each
 //   AttnSchedule.h    tasks in order, ordered sums, scratch memory
-//   AttnFmaForward.h, AttnFmaBackward.h
-//                     a task by FMA, for any shape; others are in AttnKernels.h
+//   AttnFmaForward.h  a task by FMA, for any shape; others are in AttnKernels.h
 //   AttnScores.h      q kᵀ for a tile
-//   AttnFewColumns.h  products with few columns
 //   AttnFma.h         the micro-kernel, and products made of it
 //   AttnTanh.h        tanh of vectors in registers
 //   AttnCopy.h        packing, transposes
@@ -33,21 +29,13 @@
 //   AttnMatrix.h      pointers, sizes and strides
 //
 // A new micro-kernel is AttnFma::kernel for other registers. A new kind of
-// kernel is a pair of classes like FmaForward and FmaBackward, and a line in
-// AttnKernels.h. Each has a Layout, what it needs of scratch memory for tiles
-// of some size, and is made for a task from that layout and memory:
-//   forward     attn = tanh(q kᵀ), out (+)= attn v, for a block of columns
-//   start       S̄ = (grad_output vᵀ + grad_attn) (1 - attn²), and attn
-//   add_grad_q, add_grad_k, add_grad_v
-//               total (+)= S̄ k, S̄ᵀ q, attnᵀ grad_output
-//   finish_block
-//               the total of a block of grad_k or grad_v, to where it belongs
-// and says
-//   T             the precision of the sums
-//   ROW_STEP      of which the rows of a task are a multiple
-//   LONGEST       how many times as long one of few rows or columns may be
-//   sums_columns  a total of grad_k or grad_v is of T, though a single tile
-//                 adds to it
+// kernel is a class like FmaForward and a line in AttnKernels.h. It has a
+// Layout, what it needs of scratch memory for tiles of some size, and is made
+// for a task from that layout and memory. It says
+//   T         the precision of the sums
+//   ROW_STEP  of which the rows of a task are a multiple
+// and has
+//   forward   attn = tanh(q kᵀ), out (+)= attn v, for a block of columns
 
 namespace at::native {
 

@@ -82,7 +82,7 @@ class AttnProgress {
     woken_.wait(lock, [&] { return done() || failed_; });
     --waiting_;
   }
-  // For a thread that waits to look again.
+  // Wakes the threads that wait, so that they look again.
   void wake() {
     if (waiting_ > 0) {
       const std::lock_guard<std::mutex> lock(mutex_);

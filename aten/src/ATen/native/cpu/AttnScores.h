@@ -18,7 +18,7 @@ class AttnScores {
 
   enum class Way { panels, dots, dots_swapped, panels_swapped };
 
-  // Of scratch memory, in elements of T.
+  // Offsets in the scratch memory, in elements of T.
   struct Layout {
     Way way;
     bool keeps; // the panels of all of B

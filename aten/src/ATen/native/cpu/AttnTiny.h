@@ -92,6 +92,7 @@ class TinyBackward {
   using T = at::opmath_type<S>;
   static constexpr int64_t ROW_STEP = 1;
   static constexpr int64_t LONGEST = 1;
+  static constexpr int64_t MIN_TILE = 96;
   static constexpr bool sums_columns = false;
 
   struct Layout {

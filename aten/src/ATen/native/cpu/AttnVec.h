@@ -26,8 +26,8 @@ inline namespace CPU_CAPABILITY {
 // NC, the most columns of a tile, and KC, the most terms that a micro-kernel
 // sums at once.
 constexpr int64_t ATTN_BLOCK = 288;
-// The leading dimension of a tile. No power of two, lest rows fall into the
-// same cache sets.
+// The leading dimension of a tile. It is no power of two, so that rows don't
+// fall into the same cache sets.
 constexpr int64_t ATTN_LD = ATTN_BLOCK + 16;
 
 // The line of the cache that holds *p will be used soon.
@@ -44,14 +44,40 @@ using Pair = vec::VectorizedN<T, 2>;
 template <typename T>
 constexpr int64_t pair_size = Pair<T>::size();
 
-// Accumulators that shall stay in registers. The compiler leaves them in memory
-// where they are made by a default constructor, in a loop, or where a function
-// that uses them, such as a lambda, is not inlined early: hence also
+// Accumulators that are meant to stay in registers. The compiler leaves them in
+// memory where they are made by a default constructor, in a loop, or where a
+// function that uses them, such as a lambda, is not inlined early: hence also
 // C10_ALWAYS_INLINE_ATTRIBUTE.
 template <typename T, size_t... I>
 C10_ALWAYS_INLINE std::array<vec::Vectorized<T>, sizeof...(I)> zeros(
     std::index_sequence<I...> /*indices*/) {
   return {((void)I, vec::Vectorized<T>(T(0)))...};
+}
+
+// Floats, rounded to S. None is a NaN that rounding would carry to another
+// number: those of bfloat16, and what is computed of them, end in zeros.
+template <typename S>
+C10_ALWAYS_INLINE vec::Vectorized<S> round_pair(const Pair<float>& x) {
+#if defined(CPU_CAPABILITY_AVX512)
+  if constexpr (std::is_same_v<S, at::BFloat16>) {
+    // The upper halves, after adding half a unit, or a bit less where the last
+    // bit that stays is zero.
+    const auto rounded = [](__m512i bits) C10_ALWAYS_INLINE_ATTRIBUTE {
+      const auto last =
+          _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+      return _mm512_add_epi32(
+          bits, _mm512_add_epi32(last, _mm512_set1_epi32(0x7fff)));
+    };
+    alignas(64) static constexpr uint16_t upper[] = {
+        1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
+        33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+    return _mm512_permutex2var_epi16(
+        rounded(_mm512_castps_si512(x[0])),
+        _mm512_load_si512(upper),
+        rounded(_mm512_castps_si512(x[1])));
+  }
+#endif
+  return vec::convert_from_float<S>(x[0], x[1]);
 }
 
 // x (1 - y²)
@@ -102,7 +128,7 @@ C10_ALWAYS_INLINE void store(S* p, const Pair<T>& x) {
     x[0].store(p);
     x[1].store(p + vec::Vectorized<T>::size());
   } else {
-    vec::convert_from_float<S>(x[0], x[1]).store(p);
+    round_pair<S>(x).store(p);
   }
 }
 
@@ -117,7 +143,7 @@ C10_ALWAYS_INLINE void store(S* p, const Pair<T>& x, int64_t count) {
       x[1].store(p + size, count - size);
     }
   } else {
-    vec::convert_from_float<S>(x[0], x[1]).store(p, count);
+    round_pair<S>(x).store(p, count);
   }
 }
 
@@ -137,9 +163,7 @@ C10_ALWAYS_INLINE void store(
       _mm512_stream_pd(p + 8, x[1]);
       return;
     } else {
-      _mm512_stream_si512(
-          reinterpret_cast<__m512i*>(p),
-          vec::convert_from_float<S>(x[0], x[1]));
+      _mm512_stream_si512(reinterpret_cast<__m512i*>(p), round_pair<S>(x));
       return;
     }
   }
@@ -177,8 +201,7 @@ C10_ALWAYS_INLINE Pair<T> round_to(const Pair<T>& x) {
   if constexpr (std::is_same_v<T, S>) {
     return x;
   } else {
-    auto [lo, hi] =
-        vec::convert_to_float<S>(vec::convert_from_float<S>(x[0], x[1]));
+    auto [lo, hi] = vec::convert_to_float<S>(round_pair<S>(x));
     return {lo, hi};
   }
 }

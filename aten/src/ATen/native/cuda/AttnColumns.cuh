@@ -12,8 +12,8 @@
 
 namespace at::native::attn_tiles {
 
-// q, v and G_o have `width` columns, with zeros. With `across`, so many warps
-// share the same columns and divide their rows: see RowSweep.
+// q, v and G_o have `width` columns, filled up with zeros. `across` warps share
+// the same columns and divide their rows: see RowSweep.
 template <int width, int across>
 struct ColumnSweep {
   // Tiles of 16 columns of attn that a warp has.

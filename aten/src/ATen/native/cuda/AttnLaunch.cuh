@@ -1,7 +1,7 @@
 #pragma once
 
-// How a sweep over the rows of attn is launched, or over its columns: in blocks
-// of what size.
+// Launches a sweep over the rows or the columns of attn, and chooses the size
+// of its blocks.
 
 #include <ATen/cuda/CUDAContextLight.h>
 #include <ATen/native/cuda/AttnRows.cuh>
@@ -15,15 +15,15 @@
 
 namespace at::native::attn_tiles {
 
-// With fewer blocks, smaller ones are faster, though they read more of what the
-// others do. The slower the products of T are, the less that counts.
+// With fewer blocks than this, smaller blocks are faster, though they read more
+// of the same data. The slower the products of T are, the less that counts.
 template <typename T>
 int64_t enough_blocks() {
   return (sizeof(T) < sizeof(float) ? 2 : 4) *
          at::cuda::getCurrentDeviceProperties()->multiProcessorCount / 3;
 }
 
-// How many blocks a sweep over so many rows, or columns, of every sample has.
+// How many blocks a sweep has over `lines` rows, or columns, of every sample.
 inline int64_t blocks_of(
     const Batch& batch, int64_t lines, int64_t lines_of_block) {
   const auto& [x, y, z] = batch.sizes;

@@ -13,9 +13,9 @@
 
 namespace at::native::attn_tiles {
 
-// x, y and w have `width` columns, with zeros. With `across`, so many warps
-// share the same rows and divide their columns: more blocks, of fewer rows, for
-// matrices that would keep few multiprocessors busy otherwise.
+// x, y and w have `width` columns, filled up with zeros. `across` warps share
+// the same rows and divide their columns. There are then more blocks, of fewer
+// rows, for matrices that would otherwise keep few multiprocessors busy.
 template <int width, int across>
 struct RowSweep {
   // Tiles of 16 rows that a warp has.

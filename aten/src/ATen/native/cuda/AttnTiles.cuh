@@ -19,10 +19,10 @@
 
 namespace at::native::attn_tiles {
 
-// How many warps may share a block's rows, or columns, and divide what they go
-// through: of so many there are kernels. Without sharing blocks are largest,
-// and read least; with 4 there are most blocks, but of width 128 they would
-// need more shared memory than capability 8.6 and 8.9 have.
+// The numbers of warps that may share a block's rows, or columns, and divide
+// what they go through; there is a kernel for each. Without sharing, blocks are
+// largest and read least. With 4 there are most blocks, but for width 128 they
+// would need more shared memory than capability 8.6 and 8.9 have.
 template <int width>
 using Across = std::conditional_t<
     width == 64,

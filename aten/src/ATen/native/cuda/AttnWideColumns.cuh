@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(WideColumnSweep<T, width, across>::threads, 2)
     const uint32_t g_tile = q_tile + Size::Q::bytes;
     const uint32_t a_tile = g_tile + Size::G::bytes;
 
-    // attnᵀ and, of what is multiplied first, S̄ᵀ; of 8 rows of attn each
+    // attnᵀ and S̄ᵀ, in parts of 8 rows of attn
     Part<T> a[parts], p[parts];
 #pragma unroll
     for (int part = 0; part < parts; ++part) {

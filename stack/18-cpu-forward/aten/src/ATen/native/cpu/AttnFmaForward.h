@@ -12,7 +12,7 @@ class FmaForward {
   using T = at::opmath_type<S>;
   static constexpr int64_t ROW_STEP = AttnFma<T>::MR;
 
-  // Of scratch memory, in elements of T.
+  // Offsets in the scratch memory, in elements of T.
   struct Layout {
     int64_t chunk; // rows of the tile
     bool few_rows; // of attn
@@ -79,7 +79,7 @@ class FmaForward {
     }
   }
 
-  // out (+)= tile v, for some of so many rows
+  // out (+)= tile v, for `rows` rows of a task's `all_rows`
   template <typename O>
   void add_output(
       bool first,

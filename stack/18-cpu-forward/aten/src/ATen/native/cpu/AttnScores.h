@@ -12,7 +12,7 @@ class AttnScores {
  public:
   using T = at::opmath_type<S>;
 
-  // Of scratch memory, in elements of T.
+  // Offsets in the scratch memory, in elements of T.
   struct Layout {
     bool keeps; // the panels of all of B
     int64_t kc; // terms that are summed at once
