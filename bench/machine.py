@@ -73,7 +73,12 @@ def describe(threads: int, with_jax: bool, busy: int = 0) -> dict:
 
 
 def use_threads(threads: int) -> None:
-    """All contenders get the same cores: JAX takes as many threads as it is allowed cores."""
+    """All contenders get the same cores: JAX takes as many threads as it is allowed cores.
+
+    All of PyTorch's get huge pages for large tensors. Without them the ratios are those of page
+    faults, whoever computes. PyTorch reads the variable when it first allocates memory.
+    """
+    os.environ["THP_MEM_ALLOC_ENABLE"] = "1"
     torch.set_num_threads(threads)
     if hasattr(os, "sched_setaffinity"):
         allowed = sorted(os.sched_getaffinity(0))

@@ -1,23 +1,27 @@
 #define TORCH_ASSERT_ONLY_METHOD_OPERATORS
 #include <ATen/core/Tensor.h>
 #include <ATen/native/Attn.h>
-#include <ATen/native/AttnHugePages.h>
+#include <ATen/native/AttnGradients.h>
 #include <ATen/native/cpu/AttnKernel.h>
 
 #ifndef AT_PER_OPERATOR_HEADERS
 #include <ATen/Functions.h>
 #include <ATen/NativeFunctions.h>
 #else
+#include <ATen/ops/_attn_backward_native.h>
 #include <ATen/ops/attn_native.h>
 #include <ATen/ops/empty.h>
 #endif
 
 #include <algorithm>
+#include <array>
+#include <optional>
 #include <tuple>
 
 namespace at::native {
 
 DEFINE_DISPATCH(attn_stub);
+DEFINE_DISPATCH(attn_backward_stub);
 
 bool has_attn_kernel(const Tensor& q, const Tensor& v) {
   return isFloatingType(q.scalar_type()) && q.dim() > 0 && v.dim() > 0 &&
@@ -35,9 +39,34 @@ std::tuple<Tensor, Tensor> attn_cpu(
   sizes.back() = v.size(-1);
   auto output = at::empty(sizes, q.options());
   sizes.back() = k.size(-2);
-  auto attn = empty_in_huge_pages(sizes, q.options());
+  auto attn = at::empty(sizes, q.options());
   attn_stub(kCPU, output, attn, q, k, v);
   return std::make_tuple(std::move(output), std::move(attn));
+}
+
+// _attn_backward by the CPU's kernel, which has no temporary as large as attn,
+// or composed.
+std::tuple<Tensor, Tensor, Tensor> _attn_backward_cpu(
+    const std::optional<Tensor>& grad_output,
+    const std::optional<Tensor>& grad_attn,
+    const Tensor& q,
+    const Tensor& k,
+    const Tensor& v,
+    const Tensor& attn,
+    std::array<bool, 3> output_mask) {
+  if (!has_attn_kernel(q, v)) {
+    return native::_attn_backward(
+        grad_output, grad_attn, q, k, v, attn, output_mask);
+  }
+  auto grads =
+      empty_attn_gradients(grad_output, grad_attn, q, k, v, attn, output_mask);
+  if (!grads.none_wanted()) {
+    attn_backward_stub(kCPU, grads, q, k, v, attn);
+  }
+  return std::make_tuple(
+      std::move(grads.grad_q),
+      std::move(grads.grad_k),
+      std::move(grads.grad_v));
 }
 
 } // namespace at::native

@@ -25,4 +25,17 @@ using attn_fn = void (*)(
 
 DECLARE_DISPATCH(attn_fn, attn_stub)
 
+struct AttnGradients;
+
+// Fills those gradients that are wanted. q, k, v, attn and the gradients given
+// have any strides.
+using attn_backward_fn = void (*)(
+    const AttnGradients& grads,
+    const Tensor& q,
+    const Tensor& k,
+    const Tensor& v,
+    const Tensor& attn);
+
+DECLARE_DISPATCH(attn_backward_fn, attn_backward_stub)
+
 } // namespace at::native
