@@ -48,13 +48,8 @@ void multiply(
   const auto nan = std::numeric_limits<T>::quiet_NaN();
   std::vector<T> copy(rows * (k + Fma::MR), nan), panels(Fma::packed_size(k, n), nan);
   if (way == 2) {
-    std::vector<T> sums(rows * (at::round_up(n, Fma::LANES) + Fma::NR), nan);
-    const auto ld = at::round_up(n, Fma::LANES);
     const auto packed = Fma::pack(panels.data(), right);
-    Fma::product_of_strips(false, left, packed, n, copy.data(), sums.data(), ld);
-    for (int64_t i = 0; i < m; ++i) {
-      add_sum(!add, c + i * ldc, sums.data() + i * ld, n);
-    }
+    Fma::product_of_strips(add, left, packed, n, copy.data(), c, ldc);
     return;
   }
   const auto operand = Fma::right(panels.data(), right, m, m <= Fma::MR / 2);

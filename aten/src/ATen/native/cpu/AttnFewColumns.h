@@ -48,7 +48,7 @@ class AttnFewColumns {
     const auto ld = tile_ld<T>(rows);
     const auto b_t = Fma::strip(b_t_, b.t());
     if (a.transposed) {
-      const typename Fma::Right right{a.data, a.ld, rows, nullptr, terms};
+      const typename Fma::Right right{a.data, a.ld, terms, false};
       Fma::product(true, cols, rows, b_t, right, c_t_, ld);
     } else {
       const Matrix<const T> a_rows{a.data, rows, terms, a.ld, 1};

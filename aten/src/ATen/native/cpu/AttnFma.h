@@ -30,11 +30,11 @@ class AttnFma {
 #endif
   static constexpr int64_t NR = NV * LANES;
 
-  // Whether a part of a vector is loaded and stored as fast as all of it.
-#if defined(CPU_CAPABILITY_AVX512)
-  static constexpr bool is_masked = true;
+  // Whether a part of a vector is loaded about as fast as all of it.
+#if defined(CPU_CAPABILITY_AVX512) || defined(CPU_CAPABILITY_AVX2)
+  static constexpr bool has_masks = true;
 #else
-  static constexpr bool is_masked = false;
+  static constexpr bool has_masks = false;
 #endif
 
   // Calls fn(col, width) for each micro-panel of `cols` columns. The widths, in
@@ -62,24 +62,21 @@ class AttnFma {
     int64_t ld, width, count;
   };
 
-  // The right operand.
+  // The right operand: where it is or, if `packed`, in micro-panels.
   struct Right {
-    const T* data; // of an operand that isn't packed
-    int64_t ld;
-    int64_t end; // of the columns that aren't packed
-    const T* packed;
-    int64_t rows;
+    const T* data;
+    int64_t ld, rows;
+    bool packed;
     bool in_parts = false; // its rows are multiplied some at a time
 
     // `count` columns, in `width` vectors, from column `col` and row `row` on.
     Panel panel(
-        int64_t col, int64_t width, int64_t count = 0, int64_t row = 0) const {
-      if (col < end) {
+        int64_t col, int64_t width, int64_t count, int64_t row = 0) const {
+      if (!packed) {
         return {data + col + row * ld, ld, width, count};
       }
       const auto all = width * LANES;
-      const T* panel = packed + (col - end) * rows;
-      return {panel + row * all, all, width, all};
+      return {data + col * rows + row * all, all, width, count};
     }
   };
 
@@ -91,12 +88,11 @@ class AttnFma {
       pack_panel(
           dst + col * x.rows, width * LANES, x.block(0, col, x.rows, cols));
     });
-    return {nullptr, 0, 0, dst, x.rows};
+    return {dst, 0, x.rows, true};
   }
 
   // x as the right operand of a product with `rows` rows, which may be very
-  // few. If they are many, all of x is packed. If not, x is read where it is,
-  // but without masks its last panel is packed if it ends amid a vector.
+  // few. If they are many, x is packed, else it is read where it is.
   template <typename S>
   static Right right(
       T* dst, const Matrix<const S>& x, int64_t rows, bool very_few) {
@@ -107,18 +103,9 @@ class AttnFma {
   template <typename S>
   static Right right_of(T* dst, const Matrix<const S>& x, int64_t rows) {
     if constexpr (std::is_same_v<T, S>) {
-      if (rows <= UNPACKED_ROWS && x.col_stride == 1) {
-        const T* data = x.data;
-        const auto ld = x.row_stride;
-        if (is_masked || x.cols % LANES == 0) {
-          return {data, ld, x.cols, nullptr, x.rows};
-        }
-        int64_t last = 0;
-        for_panels(x.cols, [&](int64_t col, int64_t) { last = col; });
-        const auto cols = x.cols - last;
-        pack_panel(
-            dst, at::round_up(cols, LANES), x.block(0, last, x.rows, cols));
-        return {data, ld, last, dst, x.rows};
+      if (rows <= UNPACKED_ROWS && x.col_stride == 1 &&
+          (has_masks || x.cols % LANES == 0)) {
+        return {x.data, x.row_stride, x.rows, false};
       }
     }
     return pack(dst, x);
@@ -162,8 +149,7 @@ class AttnFma {
   }
 
   // C (+)= A times a panel of B, for the first `terms` terms. It reads
-  // kernel_rows(rows) rows of A and writes as many rows of C, one after the
-  // other, each up to a multiple of a vector.
+  // kernel_rows(rows) rows of A.
   static C10_ALWAYS_INLINE void multiply(
       int64_t rows,
       int64_t terms,
@@ -176,11 +162,11 @@ class AttnFma {
       constexpr int V = decltype(v)::value;
       constexpr bool is_t = decltype(transposed)::value;
       if (rows > MR / 2) {
-        kernel<MR, 1, V, is_t>(terms, a.data, a.ld, b, add, c, ldc);
+        kernel<MR, 1, V, is_t>(rows, terms, a, b, add, c, ldc);
       } else if (rows > 1) {
-        kernel<MR / 2, 2, V, is_t>(terms, a.data, a.ld, b, add, c, ldc);
+        kernel<MR / 2, 2, V, is_t>(rows, terms, a, b, add, c, ldc);
       } else {
-        kernel<1, MR / 2, V, is_t>(terms, a.data, a.ld, b, add, c, ldc);
+        kernel<1, MR / 2, V, is_t>(rows, terms, a, b, add, c, ldc);
       }
     };
     const auto with_width = [&](auto transposed) {
@@ -226,19 +212,14 @@ class AttnFma {
             prefetch_line(dst + r * ldc + j);
           }
         }
-        const auto left = a.from(row, p);
-        auto panel = b.panel(col, width, count, p);
-        if (strip == kernel_rows(strip) &&
-            (is_masked || count == width * LANES)) {
-          panel.count = count;
-          multiply(strip, terms, left, panel, !sets, dst, ldc);
-          return;
-        }
-        alignas(64) T acc[MR * NR];
-        multiply(strip, terms, left, panel, false, acc, NR);
-        for (int64_t r = 0; r < strip; ++r) {
-          add_sum(sets, dst + r * ldc, acc + r * NR, count);
-        }
+        multiply(
+            strip,
+            terms,
+            a.from(row, p),
+            b.panel(col, width, count, p),
+            !sets,
+            dst,
+            ldc);
       };
       // Of a panel of B and C, what is larger is read or written once.
       if (terms * cols <= SMALL) {
@@ -294,7 +275,6 @@ class AttnFma {
   }
 
   // C (+)= A B for a packed B of `cols` columns, a strip of A after the other.
-  // Each strip writes as many rows of C as multiply() does.
   template <typename S>
   static C10_ALWAYS_INLINE void product_of_strips(
       bool add,
@@ -308,8 +288,9 @@ class AttnFma {
       const auto rows = std::min(MR, a.rows - row);
       const auto left = strip(strip_copy, a.block(row, 0, rows, a.cols));
       for_panels(cols, [&](int64_t col, int64_t width) {
-        T* dst = c + row * ldc + col;
-        multiply(rows, a.cols, left, b.panel(col, width), add, dst, ldc);
+        const auto panel =
+            b.panel(col, width, std::min(width * LANES, cols - col));
+        multiply(rows, a.cols, left, panel, add, c + row * ldc + col, ldc);
       });
     }
   }
@@ -330,39 +311,51 @@ class AttnFma {
   static constexpr int64_t UNPACKED_ROWS = 96;
   static constexpr int64_t SMALL = (24 << 10) / sizeof(T); // in the first cache
 
-  // The last vector of a panel, of which the first `count` elements are there
-  // or, without masks, all.
-  class LastVector {
-   public:
+  // The last vector of a panel, of which the first `count` elements are there.
+  struct LastVector {
 #if defined(CPU_CAPABILITY_AVX512)
-    explicit LastVector(int64_t count) : mask_((1u << count) - 1) {}
+    explicit LastVector(int64_t count) : mask((1u << count) - 1) {}
 
     C10_ALWAYS_INLINE Vec load(const T* p) const {
       if constexpr (std::is_same_v<T, float>) {
-        return _mm512_maskz_loadu_ps(mask_, p);
+        return _mm512_maskz_loadu_ps(mask, p);
       } else {
-        return _mm512_maskz_loadu_pd(mask_, p);
+        return _mm512_maskz_loadu_pd(mask, p);
       }
     }
     C10_ALWAYS_INLINE void store(T* p, const Vec& x) const {
       if constexpr (std::is_same_v<T, float>) {
-        _mm512_mask_storeu_ps(p, mask_, x);
+        _mm512_mask_storeu_ps(p, mask, x);
       } else {
-        _mm512_mask_storeu_pd(p, mask_, x);
+        _mm512_mask_storeu_pd(p, mask, x);
       }
     }
 
-   private:
-    std::conditional_t<std::is_same_v<T, float>, __mmask16, __mmask8> mask_;
+    std::conditional_t<std::is_same_v<T, float>, __mmask16, __mmask8> mask;
 #else
-    explicit LastVector(int64_t /*count*/) {}
-
     C10_ALWAYS_INLINE Vec load(const T* p) const {
-      return Vec::loadu(p);
+      if (count == LANES) {
+        return Vec::loadu(p);
+      }
+#if defined(CPU_CAPABILITY_AVX2)
+      if constexpr (std::is_same_v<T, float>) {
+        const auto lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+        const auto all = _mm256_set1_epi32(static_cast<int>(count));
+        return _mm256_maskload_ps(p, _mm256_cmpgt_epi32(all, lanes));
+      } else {
+        const auto lanes = _mm256_setr_epi64x(0, 1, 2, 3);
+        const auto all = _mm256_set1_epi64x(count);
+        return _mm256_maskload_pd(p, _mm256_cmpgt_epi64(all, lanes));
+      }
+#else
+      return Vec::loadu(p, count);
+#endif
     }
     C10_ALWAYS_INLINE void store(T* p, const Vec& x) const {
-      x.store(p);
+      x.store(p, count);
     }
+
+    int64_t count;
 #endif
   };
 
@@ -371,16 +364,18 @@ class AttnFma {
   // wait for the one before.
   template <int R, int C, int V, bool transposed>
   static void kernel(
+      int64_t rows,
       int64_t terms,
-      const T* a,
-      int64_t lda,
+      const Left& left,
       const Panel& panel,
       bool add,
       T* c,
       int64_t ldc) {
+    const T* a = left.data;
+    const auto lda = left.ld;
     const T* b = panel.data;
     const auto ldb = panel.ld;
-    const LastVector last(panel.count - (V - 1) * LANES);
+    const LastVector last{panel.count - (V - 1) * LANES};
     auto acc = zeros<T>(std::make_index_sequence<R * C * V>());
     const auto add_term = [&](auto chain,
                               int64_t p) C10_ALWAYS_INLINE_ATTRIBUTE {
@@ -403,9 +398,9 @@ class AttnFma {
       right[V - 1] = last.load(b + p * ldb + (V - 1) * LANES);
       c10::ForcedUnroll<R>{}([&](auto r) C10_ALWAYS_INLINE_ATTRIBUTE {
         constexpr int i = (decltype(chain)::value * R + decltype(r)::value) * V;
-        const Vec left(transposed ? a[r + p * lda] : a[r * lda + p]);
+        const Vec x(transposed ? a[r + p * lda] : a[r * lda + p]);
         c10::ForcedUnroll<V>{}([&](auto v) C10_ALWAYS_INLINE_ATTRIBUTE {
-          acc[i + v] = vec::fmadd(left, right[v], acc[i + v]);
+          acc[i + v] = vec::fmadd(x, right[v], acc[i + v]);
         });
       });
     };
@@ -418,6 +413,9 @@ class AttnFma {
       add_term(std::integral_constant<int, 0>(), p);
     }
     c10::ForcedUnroll<R * V>{}([&](auto i) C10_ALWAYS_INLINE_ATTRIBUTE {
+      if (i / V >= rows) {
+        return;
+      }
       Vec sum = acc[i];
       if constexpr (C > 1) {
         c10::ForcedUnroll<C - 1>{}([&](auto chain) C10_ALWAYS_INLINE_ATTRIBUTE {

@@ -10,7 +10,7 @@
 #endif
 
 #if !defined(USE_ROCM)
-#include <ATen/native/cuda/AttnColumnLaunch.cuh>
+#include <ATen/native/cuda/AttnColumns.cuh>
 #include <ATen/native/cuda/AttnDtypes.cuh>
 #include <ATen/native/cuda/AttnOperands.cuh>
 #include <ATen/native/cuda/AttnScores.cuh>

@@ -3,7 +3,6 @@
 // How the sweeps for float and double are launched.
 
 #include <ATen/Context.h>
-#include <ATen/native/cuda/AttnColumnLaunch.cuh>
 #include <ATen/native/cuda/AttnWideColumns.cuh>
 #include <ATen/native/cuda/AttnWideRows.cuh>
 

@@ -47,8 +47,8 @@ class AttnScores {
     return panels_;
   }
 
-  // C = A Bᵀ; `next` if B is that of the product before. Writes rows of C as
-  // AttnFma does.
+  // C = A Bᵀ; `next` if B is that of the product before. Rows of C are written
+  // one after the other, and may be up to a multiple of a vector.
   void product(
       bool next,
       const Matrix<const S>& a,
@@ -69,7 +69,7 @@ class AttnScores {
       if (!next || !layout_.keeps) {
         Fma::pack(panels, right.t());
       }
-      const typename Fma::Right packed{nullptr, 0, 0, panels, terms};
+      const typename Fma::Right packed{panels, 0, terms, true};
       Fma::product_of_strips(p > 0, left, packed, b.rows, strip_, c, ldc);
     }
   }
