@@ -1,6 +1,7 @@
 """PyTorch from source: Debian's pristine source, and all of it built with the stack on it."""
 
-from fork.source.build import Place, build_whole, configured, table
+from fork.source.build import build_whole, configured, table
 from fork.source.debian import pristine
+from fork.source.place import Place
 
 __all__ = ["Place", "build_whole", "configured", "pristine", "table"]

@@ -20,7 +20,8 @@ from fork.paths import ROOT
 from fork.series import documentation, linters, remarks
 from fork.series.linters import Lint
 from fork.source import build as source_build
-from fork.source.build import Figures, Place
+from fork.source.build import Figures
+from fork.source.place import Place
 from fork.suites import benchmark, commit, from_source
 from fork.suites.files import LAB, SUITES
 from fork.suites.results import Result

@@ -1,0 +1,38 @@
+"""Where PyTorch is built: a tree, and the Python and the variables to build it with."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fork.errors import ForkError
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the build happens: a tree, the Python to build and test with, and what it is told."""
+
+    tree: Path
+    python: Path
+    logs: Path
+    variables: Mapping[str, str]
+
+
+def checkout(tree: Path, python: str, logs: Path) -> Place:
+    """A checkout with its submodules, built with the user's own tools and variables."""
+    found = shutil.which(python)
+    if found is None:
+        raise ForkError(f"{python}: no such Python to build {tree} with")
+    return Place(tree, Path(found).absolute(), logs, {})
+
+
+def size(folder: Path) -> int:
+    """The bytes of disk that a folder takes."""
+    return sum(
+        os.lstat(os.path.join(here, name)).st_blocks * 512
+        for here, _, names in os.walk(folder)
+        for name in names
+    )
