@@ -28,6 +28,7 @@ from torch.testing._internal.common_device_type import (
 from torch.testing._internal.common_utils import IS_LINUX, run_tests, TEST_WITH_ASAN
 
 
+aten = torch.ops.aten
 # How many kernels cpublas keeps for each thread and dtype.
 MAX_KERNELS = 20
 # What sizes of products the kernel asks brgemm for: how many, and a line for each product
@@ -177,6 +178,25 @@ class TestAttnBrgemm(KernelTestCase):
                     dtype, sized(m, n, 64, 64)
                 )  # memory is not zero then
                 self.assert_results(dtype, sized(m, n, d, e))
+
+    @dtypes(torch.bfloat16, torch.half)
+    def test_every_number(self, device, dtype):
+        """Each of the 2**16, NaNs with any payload among them, is itself after rounding."""
+        numbers = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype)[:, None]
+        finfo = torch.finfo(dtype)
+        for n in (1, 32):  # by FMA and, where it can, by oneDNN
+            with self.subTest(n=n):
+                q, attn = numbers.new_zeros(2**16, 1), numbers.new_zeros(2**16, n)
+                k = v = torch.full((n, 1), 1 / n, dtype=dtype)
+                gradients = numbers.expand(-1, n)
+                grad_q, _, _ = aten._attn_backward(
+                    None, gradients, q, k, v, attn, (True, False, False)
+                )
+                # Where oneDNN multiplies, subnormal products are zero.
+                atol = n * finfo.smallest_normal if n > 1 else 0
+                self.assertEqual(grad_q, numbers, rtol=0, atol=atol)
+                _, attn = torch.attn(numbers, torch.ones_like(k), v)
+                self.assertEqual(attn.isnan(), gradients.isnan())
 
     @unittest.skipIf(TEST_WITH_ASAN, "too slow with ASan")
     def test_cpu_without_bfloat16(self, device):
