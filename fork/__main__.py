@@ -188,8 +188,8 @@ def new(name: str, schema: str, into: Path | None) -> None:
 def check(others: tuple[Path, ...], fetch: bool) -> None:
     """Check the stack's rules, and that it resolves against every PyTorch at hand.
 
-    At hand are the bases and sources below build/, the installed torch if it is pristine, and
-    what --upstream names. Every commit is resolved; every anchor must match exactly one line.
+    At hand are the bases and sources below build/, and what --upstream names. Every commit is
+    resolved; every anchor must match exactly one line.
     """
     stack = Stack(paths.ROOT)
     report(overlay.check(stack, fetch=fetch, others=others) + suites.problems(stack))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
-from itertools import islice
 from pathlib import Path
 
 from fork import paths
@@ -17,19 +15,13 @@ from fork.overlay.upstream import UNPACKED, Upstream
 
 
 def at_hand() -> list[Upstream]:
-    """Every pristine PyTorch: wheels and source trees below build/, the installed torch."""
+    """Every pristine PyTorch below build/: wheels and source trees."""
     places = [p.parent for p in sorted(paths.BASES.glob(f"*/{UNPACKED}"))]
     unpacked = {p.name for p in places}
     places += [p for p in sorted(paths.BASES.glob("*.whl")) if p.stem not in unpacked]
     places += sorted(paths.ANCHORS.glob("*.whl"))
     places += [p.parent for p in sorted(paths.SOURCES.glob("*/version.txt"))]
-    installed = (p for p in map(Path, sys.path) if (p / "torch" / "version.py").is_file())
-    places += islice((p for p in installed if not _is_ours(p)), 1)
     return sorted(map(Upstream, places), key=lambda u: u.release)
-
-
-def _is_ours(site: Path) -> bool:
-    return "attn" in (site / "torch" / "version.py").read_text()
 
 
 def check(stack: Stack, *, fetch: bool = False, others: Iterable[Path] = ()) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Mapping
+from difflib import SequenceMatcher
 from pathlib import Path
 
 from fork.errors import ForkError
@@ -223,23 +224,15 @@ def _between(starts: list[int], lines: list[str], goal: list[str]) -> dict[int, 
 
 def _insertions(path: str, lines: list[str], goal: list[str]) -> dict[int, list[str]]:
     """Before which of `lines` `goal` has more, and what."""
-    with tempfile.TemporaryDirectory() as scratch:
-        git = Git(Path(scratch), settings=False)
-        git("init", "--quiet", "--bare")
-        blobs = [
-            git("hash-object", "-w", "--stdin", stdin=("\n".join(side) + "\n").encode())
-            for side in (lines, goal)
-        ]
-        diff = git("diff", "--unified=0", "--no-color", *blobs)
     found = {}
-    for hunk in re.finditer(r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@", diff, re.M):
-        start, gone, begin, count = (int(n) if n else 1 for n in hunk.groups())
-        if gone:
+    for kind, start, _, begin, stop in SequenceMatcher(None, lines, goal).get_opcodes():
+        if kind == "insert":
+            found[start] = goal[begin:stop]
+        elif kind != "equal":
             raise ForkError(
-                f"{target_of(path)}: upstream's line {start} ({lines[start - 1].strip()!r}) was "
+                f"{target_of(path)}: upstream's line {start + 1} ({lines[start].strip()!r}) was "
                 "changed; the overlay only adds lines"
             )
-        found[start] = goal[begin - 1 : begin - 1 + count]
     return found
 
 
