@@ -17,7 +17,7 @@ from fork.console import NinjaSteps, new_table, run, step
 from fork.errors import ForkError
 from fork.overlay import Stack, is_source, target_of
 from fork.series import commits
-from fork.source.place import Place, checkout, size
+from fork.source.place import GIB, Place, checkout, size
 from fork.source.sandbox import in_debian
 
 # The source that a step of build.ninja compiles: other steps name sources too, such as the .cu that
@@ -27,7 +27,6 @@ COMPILES = re.compile(
 )
 # A line of CMake's cache. PyTorch's CMake turns it off there if it finds no CUDA.
 FOR_CUDA = re.compile(r"^USE_CUDA:BOOL=(?:ON|YES|TRUE|Y|[1-9]\d*)$", re.I | re.M)
-GIB = 2**30
 
 
 @dataclass(frozen=True)

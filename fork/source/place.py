@@ -10,6 +10,8 @@ from pathlib import Path
 
 from fork.errors import ForkError
 
+GIB = 2**30
+
 
 @dataclass(frozen=True)
 class Place:

@@ -11,9 +11,9 @@ from fork.console import run, step
 from fork.errors import ForkError
 from fork.overlay import Upstream, copy_pristine
 from fork.source import debian
-from fork.source.place import Place, size
+from fork.source.place import GIB, Place, size
 
-# What PyTorch's build asks for beyond the build dependencies of Debian's package, and its tests.
+# The packages that PyTorch's build and its tests need beyond the build dependencies of Debian's.
 PACKAGES = (
     *("ca-certificates", "ccache", "git", "libopenblas-dev"),
     *("python3-filelock", "python3-fsspec", "python3-jinja2", "python3-networkx"),
@@ -41,7 +41,6 @@ ENVIRONMENT = {
     "USE_SYSTEM_LIBS": "ON",
     "LC_ALL": "C.UTF-8",
 }
-GIB = 2**30
 ROOM = 6 * GIB  # what all of it takes in the end, and half as much again
 # Mounts and processes are in namespaces that end with the command, and the command with us: nothing
 # is left mounted or running, whatever happens, and to remove the folder removes nothing else.
