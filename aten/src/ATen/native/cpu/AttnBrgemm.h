@@ -233,10 +233,19 @@ class AttnBrgemm {
     }
   }
 
-  // How many of `count` rows or columns vec::transpose_mxn can transpose at
-  // once. Its mask for 31 does not fit into an int.
-  static int64_t transpose_size(int64_t count) {
-    return count == W - 1 ? W / 2 : std::min(W, count);
+  // fn(i, j, block rows, block cols) for each block of a (rows x cols) matrix
+  // that vec::transpose_mxn can transpose at once. Its mask for 31 rows or
+  // columns does not fit into an int.
+  template <typename F>
+  static void for_blocks(int64_t rows, int64_t cols, const F& fn) {
+    const auto size = [](int64_t left) {
+      return left == W - 1 ? W / 2 : std::min(W, left);
+    };
+    for (int64_t i = 0; i < rows; i += size(rows - i)) {
+      for (int64_t j = 0; j < cols; j += size(cols - j)) {
+        fn(i, j, size(rows - i), size(cols - j));
+      }
+    }
   }
 
   // dst[2 * j] = x[j], dst[2 * j + 1] = y[j]
@@ -299,22 +308,19 @@ class AttnBrgemm {
       }
       return result;
     }
-    for (int64_t j = 0, terms = 0; j < x.cols; j += terms) {
-      terms = transpose_size(x.cols - j);
-      for (int64_t i = 0, rows = 0; i < x.rows; i += rows) {
-        rows = transpose_size(x.rows - i);
-        for (int64_t p = 0; p < terms; ++p) {
-          prefetch_line(&x.at(i, j + p) + 2 * W);
-        }
-        vec::transpose_mxn<S>(
-            &x.at(i, j),
-            x.col_stride,
-            result.at(i, j),
-            ATTN_LD,
-            static_cast<int>(terms),
-            static_cast<int>(rows));
-      }
-    }
+    for_blocks(
+        x.cols, x.rows, [&](int64_t j, int64_t i, int64_t count, int64_t rows) {
+          for (int64_t p = 0; p < count; ++p) {
+            prefetch_line(&x.at(i, j + p) + 2 * W);
+          }
+          vec::transpose_mxn<S>(
+              &x.at(i, j),
+              x.col_stride,
+              result.at(i, j),
+              ATTN_LD,
+              static_cast<int>(count),
+              static_cast<int>(rows));
+        });
     const auto after = terms - x.cols;
     for (int64_t i = 0; after > 0 && i < x.rows; ++i) {
       std::fill_n(result.at(i, x.cols), after, S(0));
@@ -537,26 +543,25 @@ class BrgemmBackward {
   // dst = totalᵀ
   static void finish_block(const Matrix<S>& dst, const T* total) {
     alignas(64) S block[W * W];
-    for (int64_t i = 0, rows = 0; i < dst.rows; i += rows) {
-      rows = Brgemm::transpose_size(dst.rows - i);
-      for (int64_t j = 0, cols = 0; j < dst.cols; j += cols) {
-        cols = Brgemm::transpose_size(dst.cols - j);
-        for (int64_t r = 0; r < rows; ++r) {
-          prefetch_line(dst.data + (i + r) * dst.cols + j + 2 * W);
-        }
-        for (const auto c : c10::irange(cols)) {
-          const T* row = total + (j + c) * dst.rows + i;
-          store(block + c * W, load<T>(row, rows));
-        }
-        vec::transpose_mxn<S>(
-            block,
-            W,
-            dst.data + i * dst.cols + j,
-            dst.cols,
-            static_cast<int>(cols),
-            static_cast<int>(rows));
-      }
-    }
+    Brgemm::for_blocks(
+        dst.rows,
+        dst.cols,
+        [&](int64_t i, int64_t j, int64_t rows, int64_t cols) {
+          for (int64_t r = 0; r < rows; ++r) {
+            prefetch_line(dst.data + (i + r) * dst.cols + j + 2 * W);
+          }
+          for (const auto c : c10::irange(cols)) {
+            const T* row = total + (j + c) * dst.rows + i;
+            store(block + c * W, load<T>(row, rows));
+          }
+          vec::transpose_mxn<S>(
+              block,
+              W,
+              dst.data + i * dst.cols + j,
+              dst.cols,
+              static_cast<int>(cols),
+              static_cast<int>(rows));
+        });
   }
 
  private:

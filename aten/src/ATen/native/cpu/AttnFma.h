@@ -96,19 +96,15 @@ class AttnFma {
   template <typename S>
   static Right right(
       T* dst, const Matrix<const S>& x, int64_t rows, bool very_few) {
-    auto result = right_of(dst, x, rows);
-    result.in_parts = very_few;
-    return result;
-  }
-  template <typename S>
-  static Right right_of(T* dst, const Matrix<const S>& x, int64_t rows) {
     if constexpr (std::is_same_v<T, S>) {
       if (rows <= UNPACKED_ROWS && x.col_stride == 1 &&
           (has_masks || x.cols % LANES == 0)) {
-        return {x.data, x.row_stride, x.rows, false};
+        return {x.data, x.row_stride, x.rows, false, very_few};
       }
     }
-    return pack(dst, x);
+    auto packed = pack(dst, x);
+    packed.in_parts = very_few;
+    return packed;
   }
 
   // dst[i * ld + j] = x[i][j], filled up with zeros to ld columns.
