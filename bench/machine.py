@@ -16,7 +16,7 @@ from rich.console import Console
 
 console = Console(highlight=False, soft_wrap=True)
 
-
+HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"  # 1: PyTorch asks for them for every large tensor
 # A command that takes a core, and never sleeps.
 BUSY = [sys.executable, "-c", "while True: pass"]
 busy_option = click.option(
@@ -53,13 +53,14 @@ def describe(threads: int, with_jax: bool, busy: int = 0) -> dict:
     caches = ("L1d", "L2", "L3")
     huge = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     found = re.search(r"\[(\w+)\]", huge.read_text()) if huge.exists() else None
+    asked = ", asked for" if os.environ.get(HUGE_PAGES) == "1" else ""  # see use_threads
     about = {
         "cpu": cpu.get("Model name") or platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
         "threads": threads,
         "caches": {x: cpu[y] for x in caches if (y := f"{x} cache") in cpu},
         "isa": torch.backends.cpu.get_cpu_capability(),
-        "huge pages": found[1] if found else "unknown",
+        "huge pages": f"{found[1] if found else 'unknown'}{asked}",
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
@@ -78,7 +79,7 @@ def use_threads(threads: int) -> None:
     All of PyTorch's get huge pages for large tensors. Without them the ratios are those of page
     faults, whoever computes. PyTorch reads the variable when it first allocates memory.
     """
-    os.environ["THP_MEM_ALLOC_ENABLE"] = "1"
+    os.environ[HUGE_PAGES] = "1"
     torch.set_num_threads(threads)
     if hasattr(os, "sched_setaffinity"):
         allowed = sorted(os.sched_getaffinity(0))
