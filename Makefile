@@ -7,14 +7,15 @@ UPSTREAM ?=
 MINUTES ?=
 
 ifneq ($(BASE),)
-export ATTN_BASE := $(BASE)
+export BASE
 endif
+PROJECT := $(shell sed -n 's/^project = "\([^"]*\)".*/\1/p' pyproject.toml)
 
 BOOTSTRAP = @command -v $(PYTHON) >/dev/null || { echo "error: no $(PYTHON): install Python 3.11 or newer, or name one with PYTHON=" >&2; exit 1; }; \
 	exec $(PYTHON) -m fork.bootstrap
 
-.PHONY: attn test test-upstream test-stack lint clean
-attn: ## graft the tip, install it in .venv, run the lab's example
+.PHONY: $(PROJECT) test test-upstream test-stack lint clean
+$(PROJECT): ## graft the tip, install it in .venv, run example.py
 	$(BOOTSTRAP) install --example $(if $(COMMIT),--commit $(COMMIT))
 
 test: ## the fork's tests, the operator's tests, the checks of the stack
@@ -33,4 +34,4 @@ clean: ## remove all that was built and downloaded
 	rm -rf build dist .venv *.egg-info test-reports
 	rm -rf site/course site/generated site/notes site/sg_execution_times.rst
 
--include attn.mk
+-include $(PROJECT).mk

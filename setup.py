@@ -1,6 +1,6 @@
 """Builds the grafted wheel: `pip wheel --no-build-isolation --no-deps .`
 
-ATTN_BASE names another base (a release, the path of a wheel, or `installed`), ATTN_COMMIT an
+BASE names another base (a release, the path of a wheel, or `installed`), COMMIT an
 earlier commit.
 """
 
@@ -35,10 +35,10 @@ class GraftWheel(bdist_wheel):
 
 
 try:
-    commit = os.environ.get("ATTN_COMMIT") or None
+    commit = os.environ.get("COMMIT") or None
     if commit and not commit.isdigit():
-        raise ForkError(f"ATTN_COMMIT={commit}: not the number of a commit")
-    release = os.environ.get("ATTN_BASE", default_release())
+        raise ForkError(f"COMMIT={commit}: not the number of a commit")
+    release = os.environ.get("BASE") or default_release()
     graft = open_graft(release, int(commit) if commit else None)
     metadata, _ = parse_email((graft.base.dist_info / "METADATA").read_bytes())
     setup(

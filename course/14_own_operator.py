@@ -192,11 +192,12 @@ assert not [path for path in written.split() if "TODO(" in (MINE / path).read_te
 # %%
 # Build it
 # --------
-# ``make attn`` in that folder: an environment, PyTorch's wheel, the code that
+# ``make log_cosh`` in that folder: an environment, PyTorch's wheel, the code that
 # PyTorch's generator makes of the two entries, a compiler for a minute, and the wheel
 # with the operator in it, installed.
 
-said = run("make", "--no-print-directory", "attn", f"PYTHON={sys.executable}", cwd=MINE)
+python = f"PYTHON={sys.executable}"
+said = run("make", "--no-print-directory", "log_cosh", python, cwd=MINE)
 print(re.sub(r" \([\d.]+ s\)", "", said))
 assert "aten::log_cosh(Tensor self) -> Tensor" in said
 

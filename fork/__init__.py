@@ -1,1 +1,1 @@
-"""The machinery that carries torch.attn on top of PyTorch: overlay, stack, graft."""
+"""The machinery that carries an operator on top of PyTorch: overlay, stack, graft."""

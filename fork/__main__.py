@@ -24,11 +24,12 @@ from fork.options import (
     upstream_option,
 )
 from fork.overlay import Stack, Upstream, default_release
+from fork.project import PROJECT
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
-    """Carries torch.attn on top of PyTorch: the stack, its graft onto a wheel, tests, speed.
+    """Carries an operator on top of PyTorch: the stack, its graft onto a wheel, tests, speed.
 
     `python -m fork COMMAND --help` says more of each.
     """
@@ -40,9 +41,9 @@ BASE = base_option(default=default_release())
 @main.command(example="--example --base 2.6.0 --commit 4")
 @BASE
 @GRAFT_COMMIT
-@click.option("--example", is_flag=True, help="Then run the lab's example.")
+@click.option("--example", is_flag=True, help="Then run example.py.")
 def install(release: str, commit: int | None, example: bool) -> None:
-    """Graft, and install the wheel in .venv (`make attn`)."""
+    """Graft, and install the wheel in .venv (the Makefile's first target)."""
     made = graft.graft_into(paths.VENV, release, commit)
     if example:
         sys.exit(graft.run_example(made, paths.VENV))
@@ -114,7 +115,7 @@ def test(release: str, long: bool) -> None:
 @SUITES_UPSTREAM
 @click.option("--suite", "only", multiple=True, help="Run this suite only; may be repeated.")
 def test_upstream(commit: int | None, upstream: Path | None, only: tuple[str, ...]) -> None:
-    """Run PyTorch's own suites for attn, with the overlay applied (`make test-upstream`)."""
+    """Run PyTorch's own suites for the operators in a tree with them (`make test-upstream`)."""
     results, own = suites.run_upstream(commit, upstream, only)
     print_wide(suites.table(results, own))
     sys.exit(suites.finish(results + own))
@@ -167,7 +168,7 @@ def stack() -> None:
 @main.command(example="log_cosh '(Tensor self) -> Tensor' --into ~/log_cosh")
 @click.argument("name")
 @click.argument("schema")
-@click.option("--into", type=NEW, help="A new folder, which gets the machinery too, and no attn.")
+@click.option("--into", type=NEW, help="A new folder, which gets nothing else but the machinery.")
 def new(name: str, schema: str, into: Path | None) -> None:
     """Write the skeleton of a commit that adds the operator NAME with that SCHEMA.
 
@@ -219,7 +220,7 @@ def apply(tree: Path) -> None:
     console.print(f"{tree}: {what}", markup=False)
 
 
-@main.command(example="~/pytorch --branch attn")
+@main.command(example=f"~/pytorch --branch {PROJECT}")
 @CHECKOUT
 @BRANCH
 def commits(tree: Path, branch: str) -> None:
@@ -268,7 +269,7 @@ def export(directory: Path, upstream: Path | None) -> None:
 def review(upstream: Path | None, branch: str) -> None:
     """Run upstream's own linters on what each commit adds, and its Sphinx on the tip's pages.
 
-    In a checkout, in which the commits are made. Docstrings are those of the torch.attn installed.
+    In a checkout, in which the commits are made. Docstrings are those of .venv's torch.
     """
     clean = series.review(Stack(paths.ROOT), upstream, branch, source.pristine)
     sys.exit(0 if clean else 1)

@@ -1,6 +1,6 @@
 """What the Makefile calls: makes .venv with the requirements, runs `python -m fork ARGS` in it.
 
-With `--base installed` among ARGS, or in ATTN_BASE, the requirements are those that the running
+With `--base installed` among ARGS, or in BASE, the requirements are those that the running
 Python has, so that nothing is downloaded.
 
 Only the standard library, and only syntax that an old Python can read, so that it can say so.
@@ -133,13 +133,13 @@ def borrow_venv(venv):
 
 
 def chosen_base(args, environment):
-    """What --base says, otherwise ATTN_BASE; None for the default."""
+    """What --base says, otherwise BASE; None for the default."""
     for at, arg in enumerate(args):
         if arg == "--base" and at + 1 < len(args):
             return args[at + 1]
         if arg.startswith("--base="):
             return arg[len("--base=") :]
-    return environment.get("ATTN_BASE")
+    return environment.get("BASE")
 
 
 def main():

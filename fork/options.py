@@ -7,11 +7,13 @@ from pathlib import Path
 
 import click
 
+from fork.project import PROJECT
+
 FOLDER = click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path)
 NEW = click.Path(path_type=Path)
 CHECKOUT = click.argument("tree", type=FOLDER)
 BRANCH = click.option(
-    "--branch", default="attn", show_default=True, help="The branch that the commits are on."
+    "--branch", default=PROJECT, show_default=True, help="The branch that the commits are on."
 )
 upstream_option = partial(click.option, "--upstream", type=FOLDER, envvar="UPSTREAM")
 SUITES_UPSTREAM = upstream_option(
@@ -23,7 +25,7 @@ base_option = partial(
     click.option,
     *("--base", "release"),
     show_default=True,
-    envvar="ATTN_BASE",
+    envvar="BASE",
     help="Release of torch to graft onto, the path of its wheel, or `installed`.",
 )
 # The options that a command doesn't have are the benchmark's.

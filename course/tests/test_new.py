@@ -179,7 +179,7 @@ def grafted():
     for number, name in enumerate(SCHEMAS, 1):
         if name in FILLED:
             fill_in(name, number)
-    said, well = run("make", "attn", f"PYTHON={sys.executable}", cwd=MINE)
+    said, well = run("make", "log_cosh", f"PYTHON={sys.executable}", cwd=MINE)
     assert well, said
     return MINE / ".venv" / "bin" / "python", said
 

@@ -16,6 +16,7 @@ from wheel.wheelfile import WheelError, WheelFile
 from fork.console import Step, step
 from fork.errors import ForkError
 from fork.overlay import RELEASES, UNPACKED, Upstream, download_wheel, is_grafted
+from fork.project import LOCAL
 
 # The base that is not fetched: the torch that the running Python has.
 INSTALLED = "installed"
@@ -37,8 +38,8 @@ class Base:
 
     @property
     def grafted_version(self) -> str:
-        """`2.13.0+cpu.attn`, or `2.13.0+attn` for a base without a local version."""
-        return f"{self.version}{'.' if '+' in self.version else '+'}attn"
+        """`2.13.0+cpu.NAME`, or `2.13.0+NAME` for a base without a local version."""
+        return f"{self.version}{'.' if '+' in self.version else '+'}{LOCAL}"
 
     @cached_property
     def dist_info(self) -> Path:

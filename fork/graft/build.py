@@ -19,6 +19,7 @@ from fork.graft.base import Base, get, rpath
 from fork.graft.generate import generate
 from fork.graft.pack import pack
 from fork.overlay import NATIVE, Edit, Stack, is_source, resolve, target_of, wheel_place
+from fork.project import PROJECT
 
 HERE = Path(__file__).parent
 # The graft's own edits of the wheel, in the overlay's form: what a source build has no need of.
@@ -112,7 +113,7 @@ class Graft:
 
         A file that changes while the graft compiles thus makes the next one compile again.
         """
-        digest = hashlib.sha256(f"{sys.version}{self.base.record}{self.nvcc}".encode())
+        digest = hashlib.sha256(f"{sys.version}{self.base.record}{self.nvcc}{PROJECT}".encode())
         for path, file in sorted(made_of(self.root, self.tree).items()):
             digest.update(f"{path}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
         return digest.hexdigest()
@@ -244,7 +245,7 @@ class Graft:
         (torch / "lib").mkdir(parents=True, exist_ok=True)
         shutil.copy2(build / "libtorch.so", torch / "lib")
         shutil.copy2(self.upstream_library, torch / "lib")
-        shutil.copy2(next(build.glob("_C_attn*.so")), torch)
+        shutil.copy2(next(build.glob("_C_graft*.so")), torch)
         shutil.copytree(self.gen / "include", torch / "include", dirs_exist_ok=True)
         for place, stub in {
             "torch/_C/_VariableFunctions.pyi": "_VariableFunctions.pyi",

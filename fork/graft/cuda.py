@@ -12,16 +12,14 @@ from pathlib import Path
 
 from rich.table import Table
 
-from fork.console import run
 from fork.graft.base import Base
 
 # Those that the kernels are compiled for, if the compiler knows them. What is compiled for x.0 runs
 # on all x.y, and the last one's PTX on what comes after it.
 ARCHITECTURES = (80, 90, 100)
-# Registers that a kernel without a body may have, as all are for what is older: upstream is
-# compiled for that too, but none is launched there.
+# On older architectures every kernel is compiled with an empty body: PyTorch is built for these
+# too, but no kernel is launched there. Such a kernel uses at most this many registers.
 EMPTY = 16
-NAMESPACE = "at::native::attn_tiles::"
 # What `ptxas -v` says of a kernel.
 ENTRY = re.compile(
     r"Compiling entry function '(?P<symbol>\w+)' for '(?P<architecture>\w+)'"
@@ -31,7 +29,7 @@ ENTRY = re.compile(
     r"Used (?P<registers>\d+) registers",
     re.S,
 )
-COMPOSED = "on a GPU torch.attn is composed of matmul and tanh"
+COMPOSED = "on a GPU the operators are composed of others"
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,7 @@ class Nvcc:
 class Kernel:
     """What the compiler made of a kernel for one architecture."""
 
-    name: str  # attn_rows<__nv_bfloat16, 64, true, 1>
+    name: str  # rows<__nv_bfloat16, 64, true, 1>
     architecture: str  # sm_90
     registers: int  # of a thread
     spilled: int  # bytes that a thread stores and loads for want of registers
@@ -62,14 +60,6 @@ class Kernel:
     def capability(self) -> int:
         """90 of sm_90."""
         return int(self.architecture.removeprefix("sm_"))
-
-    @property
-    def sweep(self) -> str:
-        """The C++ type that has its sizes: `RowSweep<64, 1>`."""
-        found = re.match(r"attn_(wide_)?(\w+)s<(\w+), (\d+).*?(\d+)>$", self.name)
-        wide, lines, dtype, width, across = found.groups()
-        sizes = ([dtype] if wide else []) + [width, across]
-        return f"{'Wide' if wide else ''}{lines.capitalize()}Sweep<{', '.join(sizes)}>"
 
 
 def built_for(base: Base) -> str | None:
@@ -111,8 +101,8 @@ def kernels(log: str) -> list[Kernel]:
     names = _says("c++filt", *(entry["symbol"] for entry in found)).splitlines()
     return [
         Kernel(
-            # void NAMESPACEname<arguments>(parameters)
-            name.replace(NAMESPACE, "").removeprefix("void ").partition(">(")[0] + ">",
+            # void namespace::name<arguments>(parameters)
+            re.sub(r"(\w+::)+", "", name).removeprefix("void ").partition(">(")[0] + ">",
             entry["architecture"],
             int(entry["registers"]),
             int(entry["stores"]) + int(entry["loads"]),
@@ -121,35 +111,18 @@ def kernels(log: str) -> list[Kernel]:
     ]
 
 
-def shared_memory(nvcc: Nvcc, sweeps: list[str], sources: Path, folder: Path) -> list[int]:
-    """The bytes that a block of each of `sweeps` asks for, of the kernels in `sources`."""
-    headers = (f"#include <ATen/native/cuda/AttnWide{lines}.cuh>" for lines in ("Columns", "Rows"))
-    sizes = (
-        f'extern "C" __device__ const int size_{i} = at::native::attn_tiles::{sweep}::shared;'
-        for i, sweep in enumerate(sweeps)
-    )
-    program = folder / "shared.cu"
-    program.write_text("\n".join((*headers, *sizes, "")))
-    ptx = program.with_suffix(".ptx")  # there they are written out
-    command = [nvcc.path, "-std=c++20", "-ptx", "-I", sources, program, "-o", ptx]
-    run(command, folder / "shared.log", "the sizes of the kernels' tiles do not compile")
-    found = dict(re.findall(r"size_(\d+) = (\d+);", ptx.read_text()))
-    return [int(found[str(i)]) for i in range(len(sweeps))]
-
-
-def table(found: list[Kernel], shared: dict[str, int]) -> Table:
-    """A line per kernel; `shared` has the bytes that a block of its sweep asks for."""
+def table(found: list[Kernel]) -> Table:
+    """A line per kernel."""
     made = Table(box=None, pad_edge=False)
     made.add_column("kernel: registers, bytes spilled", no_wrap=True)
-    made.add_column("shared KiB", justify="right")
     # The compiler takes them side by side: the log has them in any order.
     architectures = [f"sm_{n}" for n in sorted({k.capability for k in found})]
     for architecture in architectures:
         made.add_column(architecture, justify="right")
     cells = {(k.name, k.architecture): f"{k.registers}, {k.spilled}" for k in found}
-    for name, sweep in sorted({(kernel.name, kernel.sweep) for kernel in found}):
+    for name in sorted({kernel.name for kernel in found}):
         row = (cells.get((name, architecture), "-") for architecture in architectures)
-        made.add_row(name, f"{shared[sweep] / 1024:.1f}", *row)
+        made.add_row(name, *row)
     return made
 
 

@@ -17,9 +17,7 @@ def cuda_check() -> list[str]:
     with paths.alone():
         graft = open_graft(default_release(), of_pypi=True)
         found = graft.make_kernels()
-        sweeps = sorted({kernel.sweep for kernel in found})
-        sizes = cuda.shared_memory(graft.nvcc, sweeps, paths.ROOT / "aten/src", graft.dir)
-    print_wide(cuda.table(found, dict(zip(sweeps, sizes, strict=True))))
+    print_wide(cuda.table(found))
     if problems := cuda.problems(found, graft.nvcc.architectures):
         return problems
     names = {kernel.name for kernel in found}

@@ -22,7 +22,7 @@ SHIMS = "torch/csrc/inductor/aoti_torch/generated"
 # strings are numbered there, and libtorch_cpu was compiled with the wheel's numbers.
 HEADERS = {"ATen": "ATen", "autograd": "torch/csrc/autograd/generated"}
 # For the graft's own sources: which operators are ours, and labels for a switch, as upstream's
-# sources have in `case aten::attn:`.
+# sources have in `case aten::bmm:`.
 OPS_HEADER = """#pragma once
 
 #include <string_view>

@@ -19,6 +19,7 @@ from fork.graft.base import ADDED, rpath
 from fork.graft.build import Graft, open_graft
 from fork.overlay import NATIVE, files_under, operators
 
+STAMP = ".graft-installed"  # in an environment: the fingerprint of the graft in it
 UNDER_WAY = "installing"
 
 
@@ -41,7 +42,7 @@ def exchange(graft: Graft, venv: Path) -> bool:
     Only what differs is written, in seconds: to pack and install all of a wheel takes a minute or
     more, and Python would compile all of torch again.
     """
-    stamp, base = venv / ".attn-installed", graft.base
+    stamp, base = venv / STAMP, graft.base
     before = stamp.read_text() if stamp.exists() else UNDER_WAY
     info = f"torch-{base.grafted_version}.dist-info/RECORD"
     record = next(iter(venv.glob(f"lib/python3*/site-packages/{info}")), None)
@@ -84,26 +85,25 @@ def _rows(record: str) -> dict[str, list[str]]:
 
 
 def run_example(graft: Graft, venv: Path) -> int:
-    """Runs the lab's example with the torch of `venv`; its exit status.
+    """Runs example.py with the torch of `venv`; its exit status.
 
-    Another repository's operators have no example: what they are is printed.
+    A repository without one has its operators' schemas printed.
     """
     if NATIVE not in graft.tree:
         number = graft.commit.number
         console.print(f"commit {number} has no operator yet, so there is no example to run")
         return 0
-    names = operators(graft.tree[NATIVE])
-    if "attn" not in names:
+    what = [paths.ROOT / "example.py"]
+    if not what[0].exists():
+        names = operators(graft.tree[NATIVE])
         shown = "; ".join(f"print(torch.ops.aten.{op}.default._schema)" for op in names)
-        command = [venv / "bin" / "python", "-P", "-c", f"import torch; {shown}"]
-        return subprocess.run(command).returncode
-    command = [venv / "bin" / "python", "-m", "fork.graft.example"]
-    return subprocess.run(command, cwd=paths.ROOT).returncode
+        what = ["-c", f"import torch; {shown}"]
+    return subprocess.run([venv / "bin" / "python", "-P", *what]).returncode
 
 
 def install(wheel: Path, fingerprint: str, venv: Path) -> None:
     """Installs `wheel` and what it needs in `venv`, unless the stamp there says that it is in."""
-    stamp = venv / ".attn-installed"
+    stamp = venv / STAMP
     site = next(iter(sorted(venv.glob("lib/python3*/site-packages"))), None)
     if site is None:
         raise ForkError(f"{venv}: not a virtual environment")
@@ -115,7 +115,7 @@ def install(wheel: Path, fingerprint: str, venv: Path) -> None:
         if before == UNDER_WAY:
             clear(site)
         pip = [venv / "bin" / "python", "-m", "pip", "install", "--no-compile"]
-        log = venv / "attn-install.log"
+        log = venv / "graft-install.log"
         wrong = f"{wheel.name} cannot be installed in {venv}"
         # The version stays the same from one graft to the next, so pip must be told to replace it.
         run([*pip, "--no-index", "--force-reinstall", "--no-deps", wheel], log, wrong)

@@ -13,6 +13,7 @@ from string import Template
 from fork.errors import ForkError
 from fork.overlay.edit import Edit, is_edit
 from fork.overlay.stack import DERIVATIVES, NATIVE, Commit, Stack, files_under, operators
+from fork.project import FILE, PROJECT
 
 HERE = Path(__file__).parent / "skeleton"
 # A type of a schema -> in C++, and a value for the samples.
@@ -132,7 +133,7 @@ def parse(name: str, schema: str) -> Operator:
     if text.startswith("("):
         text = f"{name}{text}"
     if importlib.util.find_spec("torchgen") is None:
-        raise ForkError("no torch is installed, whose parser reads a schema: run `make attn` first")
+        raise ForkError(f"no torch, whose parser reads a schema: run `make {PROJECT}` first")
     from torchgen.model import BaseType, FunctionSchema
 
     try:
@@ -287,9 +288,11 @@ def copy_machinery(root: Path, into: Path, op: Operator) -> None:
     for name in MACHINERY:
         if (root / name).is_file():
             shutil.copyfile(root / name, into / name)
-    for path in files_under(root / "fork", {"tests"}):  # they are about attn
+    for path in files_under(root / "fork", {"tests"}):  # they are about this project
         place = into / "fork" / path
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(root / "fork" / path, place)
+    place = into / FILE
+    place.write_text(place.read_text().replace(f'project = "{PROJECT}"', f'project = "{op.name}"'))
     (into / "README.md").write_text(fill("README.md", op))
     (into / "stack").mkdir()

@@ -13,6 +13,7 @@ import yaml
 
 from fork.errors import ForkError
 from fork.overlay.edit import is_edit
+from fork.project import PROJECT
 
 # Root folders that are ours, not PyTorch's; all other folders belong to the overlay.
 BUILT = {"build", "dist", "test-reports"}  # by some run; git ignores them
@@ -128,7 +129,7 @@ class Commit:
         return f"---\n{front}---\n\n# {self.title}\n\n{self.body}"
 
     def subject(self, of: int) -> str:
-        return f"[attn {self.number}/{of}] {self.title}"
+        return f"[{PROJECT} {self.number}/{of}] {self.title}"
 
     def message(self, of: int) -> str:
         """What the real commit says, as number so and so of `of`; `absorb` reads it."""

@@ -47,7 +47,7 @@ def write(files: dict[str, bytes], root: Path) -> list[str]:
         for path, content in files.items():
             place = root / path
             place.parent.mkdir(parents=True, exist_ok=True)
-            new = place.with_name(f".{place.name}.attn-new")
+            new = place.with_name(f".{place.name}.new")
             staged.append((new, place))
             new.write_bytes(content)
             if place.exists():

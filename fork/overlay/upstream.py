@@ -10,6 +10,7 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from fork.errors import ForkError
+from fork.project import LOCAL
 
 # A folder with all files of a wheel in it, and their modes, has this file.
 UNPACKED = ".unpacked"
@@ -35,7 +36,7 @@ def wheel_place(path: str) -> str | None:
 
 
 def is_grafted(version: str) -> bool:
-    return version.endswith((".attn", "+attn"))
+    return version.endswith((f".{LOCAL}", f"+{LOCAL}"))
 
 
 class Upstream:

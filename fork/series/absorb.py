@@ -22,6 +22,7 @@ from fork.overlay import (
     target_of,
     write,
 )
+from fork.project import PROJECT
 from fork.series.branch import Found, refuse_unfinished, series_of
 from fork.series.git import Git, Revision
 
@@ -92,7 +93,7 @@ def _name(found: Found, known: Mapping[str, Commit], before: list[Commit]) -> st
 
 
 def _title(found: Found) -> str:
-    return re.sub(r"^\[attn [\d/]+\] ", "", found.message.partition("\n")[0])
+    return re.sub(rf"^\[{PROJECT} [\d/]+\] ", "", found.message.partition("\n")[0])
 
 
 def _changed(git: Git, upstream: Revision, found: Found) -> dict[str, bytes]:

@@ -11,13 +11,14 @@ from pathlib import Path
 
 from fork.errors import ForkError
 from fork.overlay import TRAILER, Stack, Upstream, resolve
+from fork.project import PROJECT
 from fork.series.git import Git, Revision
 
 # The same every time, so that the hashes are.
-EMAIL = "torch-attn@example.invalid"
-IDENTITY = f"torch.attn <{EMAIL}>"
+EMAIL = f"torch-{PROJECT}@example.invalid"
+IDENTITY = f"torch.{PROJECT} <{EMAIL}>"
 EPOCH = 1767225600  # 2026-01-01, in UTC; each commit is a minute after the one before it
-PENDING = "refs/attn/pending"  # holds the new commits until the branch does
+PENDING = "refs/fork/pending"  # holds the new commits until the branch does
 SERIES = "series"
 # Nothing that differs between versions of git.
 FORMAT = ("--keep-subject", "--zero-commit", "--full-index", "--no-signature", "--no-stat")
@@ -196,7 +197,7 @@ def export(stack: Stack, upstream: Upstream, directory: Path) -> list[str]:
     ):
         raise ForkError(f"{directory}: is there already, and no earlier export")
     directory.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=directory.parent, prefix=".attn-export-") as scratch:
+    with tempfile.TemporaryDirectory(dir=directory.parent, prefix=".export-") as scratch:
         git = Git(Path(scratch) / "git", settings=False)
         git.folder.mkdir()
         git("init", "--quiet", "--bare")

@@ -11,7 +11,7 @@ from pathlib import Path
 from fork import paths
 from fork.console import console, run, step
 from fork.errors import ForkError
-from fork.graft import graft_into
+from fork.graft import STAMP, graft_into
 from fork.overlay import default_release, files_under
 from fork.suites.run import environment
 
@@ -47,7 +47,7 @@ def with_tools(venv: Path) -> dict[str, str]:
 def install_extension(venv: Path) -> None:
     """Builds course/linear_extension for the torch of `venv`, and installs it there."""
     stamp = venv / ".linear-extension-installed"
-    torch = (venv / ".attn-installed").read_text()
+    torch = (venv / STAMP).read_text()
     wanted = hashlib.sha256(torch.encode())
     sources = [f for f in files_under(EXTENSION, {"build", "tests"}) if "egg-info" not in f]
     for name in sources:

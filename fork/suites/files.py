@@ -60,8 +60,10 @@ SUITES = LAB | {
     ),
 }
 
-# Not a suite, and older than the operator: what it says is its exit status.
-SCRIPT = "attn_function.py"
+
+def is_test_file(suite: str) -> bool:
+    """Whether it runs tests; of another script, the exit status says whether it passed."""
+    return Path(suite).name.startswith("test_") or suite in SUITES
 
 
 def own(tree: Path) -> dict[str, tuple[str, ...]]:
@@ -73,7 +75,7 @@ def own(tree: Path) -> dict[str, tuple[str, ...]]:
 
 def own_patterns(ops: Iterable[str]) -> list[str]:
     """What the operators' own test files are called."""
-    return [SCRIPT, *(f"test_{op}*.py" for op in ops)]
+    return [pattern for op in ops for pattern in (f"{op}_*.py", f"test_{op}*.py")]
 
 
 def functions(file: Path) -> set[str]:
@@ -90,8 +92,8 @@ def is_ours(test: str, written: Iterable[str], op: str) -> bool:
     """Whether a test exists because of the operator, not just has its name somewhere.
 
     PyTorch makes a test of an operator from a function for all operators: its name, the
-    operator's, then a device or more (test_dtypes -> test_dtypes_attn_cpu). What is written out
-    under the operator's name is ours if it begins with it (test_attn_empty, not test_flash_attn).
+    operator's, then a device or more (test_dtypes -> test_dtypes_bmm_cpu). What is written out
+    under the operator's name is ours if it begins with it (test_bmm_empty, not test_fake_bmm).
     """
 
     def begins(stem: str) -> bool:

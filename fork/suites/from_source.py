@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from fork import paths
 from fork.console import run, step
 from fork.errors import ForkError
+from fork.overlay import NATIVE, operators
 from fork.source import Place
 from fork.suites.files import LAB, own
 from fork.suites.results import Result
 from fork.suites.run import environment, run_suites
 
-IMPORT = "import torch; print(torch.__file__); print(torch.__version__, torch.attn)"
+IMPORT = "import torch; print(torch.__file__); print(torch.__version__, {})"
 
 
 def run_on_build(place: Place) -> tuple[list[Result], list[Result]]:
@@ -26,13 +28,14 @@ def run_on_build(place: Place) -> tuple[list[Result], list[Result]]:
 
 
 def check(place: Place, variables: Mapping[str, str]) -> None:
-    """Raises ForkError unless Python, elsewhere than in the tree, finds torch.attn in it."""
+    """Raises ForkError unless Python, elsewhere than in the tree, finds the operators in it."""
     said: list[str] = []
-    with step("import torch; torch.attn") as doing:
+    ops = ", ".join(f"torch.ops.aten.{op}" for op in operators(paths.ROOT / NATIVE))
+    with step("import torch") as doing:
         env = environment() | {**variables}
         about = {"cwd": place.tree / "test", "env": env, "line": said.append}
-        command = [place.python, "-c", IMPORT]
-        run(command, place.logs / "import.log", "torch.attn cannot be imported", **about)
+        command = [place.python, "-c", IMPORT.format(ops)]
+        run(command, place.logs / "import.log", f"torch does not have {ops}", **about)
         file, doing.done = said[-2].strip(), said[-1].strip()
         if not Path(file).is_relative_to(place.tree.resolve()):
             raise ForkError(f"{place.python} imports {file}, not the torch of {place.tree}")

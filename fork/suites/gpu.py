@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fork.console import run, step
 from fork.errors import ForkError
+from fork.project import PROJECT
 from fork.suites.results import SUMMARY
 
 # The minutes that all of it takes, the graft included. The rest is for the plot.
@@ -69,8 +70,8 @@ def sanitize(program: str, python: Path, tree: Path, logs: Path, env: dict[str, 
     # Each tensor by itself, so that what is read or written beyond one is seen.
     env = env | ONLY_CUDA | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     for tool in TOOLS:
-        options = ["--tool", tool, "--kernel-regex", "kns=attn_", "--error-exitcode", "1"]
-        command = [program, *options, python, "test_attn.py", f"-k{SANITIZED}"]
+        options = ["--tool", tool, "--kernel-regex", f"kns={PROJECT}_", "--error-exitcode", "1"]
+        command = [program, *options, python, f"test_{PROJECT}.py", f"-k{SANITIZED}"]
         with step(f"compute-sanitizer, {tool}"):
             log = logs / f"{tool}.log"
             run(command, log, f"{tool} finds fault", env=env, cwd=tree / "test")

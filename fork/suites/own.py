@@ -22,7 +22,7 @@ def run_own(release: str, slow: bool) -> list[str]:
     graft_into(paths.VENV, release)
     python = paths.VENV / "bin" / "python"
     console.rule("the fork's tests", align="left")
-    env = environment(threads=1) | {"ATTN_BASE": release}  # whose wheel the fork's tests look at
+    env = environment(threads=1) | {"BASE": release}  # whose wheel the fork's tests look at
     command = [python, "-m", "pytest", "-q", *_side_by_side(), "fork/tests"]
     failed = []
     if subprocess.run(command, cwd=paths.ROOT, env=env).returncode:

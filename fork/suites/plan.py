@@ -15,7 +15,7 @@ from pathlib import Path
 from fork.errors import ForkError
 from fork.graft import made_of
 from fork.overlay import NATIVE, Commit, Stack, operators, suites_release, target_of
-from fork.suites.files import LAB, SCRIPT, SUITES, own_patterns
+from fork.suites.files import LAB, SUITES, is_test_file, own_patterns
 
 HERE = Path(__file__).parent
 REQUIREMENTS = HERE / "requirements.txt"
@@ -36,7 +36,7 @@ IMPORT = re.compile(r"^\s*(?:from|import) (\w+)", re.M)
 
 @dataclass(frozen=True)
 class Command:
-    """One command of a test plan: `python test/test_ops.py -k attn`."""
+    """One command of a test plan: `python test/test_ops.py -k bmm`."""
 
     folder: str  # where it is given, below the source tree
     file: str  # what it runs, in the source tree
@@ -50,7 +50,7 @@ class Command:
     @property
     def is_script(self) -> bool:
         """Whether it is not one of PyTorch's test files: its exit status says whether it passed."""
-        return not self.file.startswith(TEST) or self.file == TEST + SCRIPT
+        return not (self.file.startswith(TEST) and is_test_file(self.file.removeprefix(TEST)))
 
 
 def commands(commit: Commit) -> list[Command]:
@@ -107,8 +107,8 @@ class Plan:
             file = target_of(path) or path
             if is_test(file) and (path in tree or file != path):
                 suites.setdefault(file.removeprefix(TEST), ())
-        if any(c.file == TEST + SCRIPT for c in scripts):
-            suites.pop(SCRIPT, None)
+        for script in scripts:
+            suites.pop(script.file.removeprefix(TEST), None)
         ops = operators(stack.root / NATIVE)
         for command in named:
             if not command.is_script:

@@ -15,7 +15,7 @@ from fork import paths
 from fork.console import console, step
 from fork.errors import ForkError
 from fork.overlay import NATIVE, operators
-from fork.suites.files import SCRIPT, SUITES, functions, is_ours, own
+from fork.suites.files import SUITES, functions, is_ours, is_test_file, own
 from fork.suites.plan import Command
 from fork.suites.report import progress
 from fork.suites.results import LACKS, Result, fault, read_reports
@@ -109,7 +109,7 @@ def run_suite(
         reports.mkdir(parents=True)
         log = log_dir / f"{name}.log"
         command = [python, suite]
-        if suite != SCRIPT:
+        if is_test_file(suite):
             patterns = [*ops, *(f"*.{walk}" for walk in walks)]  # "*.": the module's name
             command += ["-v", *(f"-k{p}" for p in patterns), f"--save-xml={reports}"]
         start = time.monotonic()
@@ -126,7 +126,7 @@ def run_suite(
         ours = ours or any(is_ours(name, written, op) for op in ops)
         (result.ours if ours else result.upstreams)[test] = outcome
     text = log.read_text(errors="replace")
-    if status is None or suite == SCRIPT:
+    if status is None or not is_test_file(suite):
         _judge(result, status, timeout)
     elif not (tests or status) and (lacks := LACKS.search(text)):
         result.ours, result.lacks = {suite: "skipped"}, lacks[1]

@@ -11,17 +11,14 @@ from pathlib import Path
 
 from fork.console import run
 from fork.errors import ForkError
+from fork.suites.files import is_test_file
 from fork.suites.run import TWO_THREADS
 
 # The values of ATEN_CPU_CAPABILITY that choose a kernel, each of which needs those before it.
 CAPABILITIES = ("default", "avx2", "avx512")
-# The first run what the others run, with compilers and processes of their own; the last the
-# same few lines for every number.
-LEFT_OUT = (
-    *("attn_function.py", "test_attn_aot_inductor.py", "test_attn_compile.py"),
-    *("test_attn_cpp.py", "test_attn_dtensor.py", "test_attn_examples.py"),
-    *("test_attn_flops.py", "test_attn_products.py", "test_attn_tanh.py"),
-)
+# How the files end that are not run: with compilers and processes of their own the first run what
+# the others run, and the last the same few lines for every number.
+LEFT_OUT = ("aot_inductor", "compile", "cpp", "dtensor", "examples", "flops", "products", "tanh")
 OPTIONS = {
     # No leaks: Python never frees what it has made once. A redzone that no vector reaches across.
     "ASAN_OPTIONS": "detect_leaks=0:redzone=256",
@@ -90,4 +87,5 @@ def up_to(best: str) -> tuple[str, ...]:
 
 def chosen(own: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Of the operator's own test files those to run, as suites."""
-    return {name: ("*",) for name in own if name not in LEFT_OUT}
+    kept = (name for name in own if is_test_file(name) and not name[:-3].endswith(LEFT_OUT))
+    return dict.fromkeys(kept, ("*",))

@@ -11,7 +11,7 @@ from fork import paths
 from fork.bootstrap import make_venv
 from fork.console import console, run, step
 from fork.errors import ForkError
-from fork.graft import graft_into
+from fork.graft import STAMP, graft_into
 from fork.overlay import default_release
 from fork.suites.course import COURSE, install_extension, with_tools
 
@@ -45,7 +45,7 @@ def _forget_lessons(venv: Path) -> None:
     stamp = pages / ".made-of"
     shared = [(COURSE / f"{name}.py").read_text() for name in ("drawing", "exercise")]
     lessons = sorted(f.name for f in COURSE.glob("[0-9][0-9]_*.py"))
-    made_of = "\n".join([(venv / ".attn-installed").read_text(), *lessons, *shared])
+    made_of = "\n".join([(venv / STAMP).read_text(), *lessons, *shared])
     if not stamp.exists() or stamp.read_text() != made_of:
         shutil.rmtree(pages, ignore_errors=True)
         pages.mkdir()

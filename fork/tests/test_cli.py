@@ -411,9 +411,9 @@ def test_bootstrap_says_what_is_missing(lie, words):
     "args, variables, base",
     [
         (["install"], {}, None),
-        (["install", "--example"], {"ATTN_BASE": "installed"}, "installed"),
+        (["install", "--example"], {"BASE": "installed"}, "installed"),
         (["bench-gpu", "--base", "installed"], {}, "installed"),
-        (["install", "--base=other"], {"ATTN_BASE": "installed"}, "other"),
+        (["install", "--base=other"], {"BASE": "installed"}, "other"),
         (["install", "--base"], {}, None),
     ],
 )
@@ -513,9 +513,8 @@ def test_cuda_check(in_repo, monkeypatch, spilled, status, says):
 
     monkeypatch.setattr(build, "Graft", lambda stack, base, commit, folder: Made)
     monkeypatch.setattr(build, "get", get)
-    monkeypatch.setattr(cuda, "shared_memory", lambda nvcc, sweeps, *rest: [48 << 10])
     code, output = invoke("cuda-check")
     # PyPI's, and in a folder where no other command takes it for the default base.
     place = in_repo / "build/bases/cuda"
     assert asked == [(default_release(), place, True)]
-    assert code == status and says in output and "48.0" in output
+    assert code == status and says in output

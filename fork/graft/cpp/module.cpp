@@ -1,4 +1,4 @@
-// The extension module torch._C_attn. Importing it adds to torch._C what a
+// The extension module torch._C_graft. Importing it adds to torch._C what a
 // source build would have there: the functions, the result types, the graph
 // nodes. The operators are registered by then, by libtorch.
 #include <Python.h>
@@ -95,9 +95,9 @@ namespace utils {
 
 // Declared in structseq.h; not every release exports it. The result types'
 // repr, a line per field:
-//   torch.return_types.attn(
-//   output=tensor(...),
-//   attn=tensor(...))
+//   torch.return_types.qr(
+//   Q=tensor(...),
+//   R=tensor(...))
 PyObject* returned_structseq_repr(PyStructSequence* obj) {
   HANDLE_TH_ERRORS
   const auto fields =
@@ -117,9 +117,9 @@ PyObject* returned_structseq_repr(PyStructSequence* obj) {
 } // namespace torch
 
 static PyModuleDef module_def = {
-    PyModuleDef_HEAD_INIT, "torch._C_attn", nullptr, -1, nullptr};
+    PyModuleDef_HEAD_INIT, "torch._C_graft", nullptr, -1, nullptr};
 
-PyMODINIT_FUNC PyInit__C_attn() {
+PyMODINIT_FUNC PyInit__C_graft() {
   HANDLE_TH_ERRORS
   auto self = py::reinterpret_steal<py::module_>(PyModule_Create(&module_def));
   if (!self) {

@@ -1,2 +1,2 @@
 # @@ before: for __name in dir(_C._VariableFunctions):
-from torch import _C_attn as _C_attn  # adds the grafted functions
+from torch import _C_graft as _C_graft  # adds the grafted functions

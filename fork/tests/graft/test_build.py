@@ -129,7 +129,7 @@ def test_a_packed_wheel_installs_and_uninstalls_clean(wheel, unpacked, tmp_path)
     install(made, "first", env)  # nothing to do
 
     # Killed in the middle of the next install: pip's remains, and half of torch.
-    (env / ".attn-installed").write_text(UNDER_WAY)
+    (env / ".graft-installed").write_text(UNDER_WAY)
     (site / "torch").rename(site / "~orch")
     (site / "torch-2.13.0+cpu.attn.dist-info/RECORD").unlink()
     install(made, "second", env)
@@ -172,7 +172,7 @@ def test_a_graft_is_exchanged_for_another(wheel, unpacked, tmp_path):
         next(exchanged.glob("lib/python3*/site-packages/torch/same.py")).stat().st_mtime_ns == same
     )
     assert exchange(second, exchanged) and second.made == 1  # nothing to do
-    (exchanged / ".attn-installed").write_text(UNDER_WAY)
+    (exchanged / ".graft-installed").write_text(UNDER_WAY)
     assert not exchange(first, exchanged)  # killed in the middle: half of it
     pip = [exchanged / "bin/python", "-m", "pip", "-q", "uninstall", "-y", "torch"]
     subprocess.run(pip, check=True)
@@ -351,7 +351,7 @@ def test_a_truncated_base_is_removed(wheel, tmp_path):
 @pytest.fixture(scope="module")
 def grafted():
     """The tip's wheel, which `make test` has made."""
-    base = os.environ.get("ATTN_BASE", releases.default_release())
+    base = os.environ.get("BASE") or releases.default_release()
     graft = Graft(Stack(ROOT), bases.get(base, BASES))
     return graft, graft.build()
 
@@ -381,7 +381,7 @@ def test_only_the_edits_differ_from_the_base(grafted):
     assert changed | added == staged | {"torch/version.py"}
     assert {p for p in changed if p.endswith(".so")} == {"torch/lib/libtorch.so"}
     assert {p.split(".")[0] for p in added if p.endswith(".so")} == {
-        "torch/_C_attn",
+        "torch/_C_graft",
         "torch/lib/libtbase",
     }
 

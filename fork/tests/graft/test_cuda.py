@@ -472,7 +472,7 @@ def test_compiler_of_another_release(tmp_path, monkeypatch):
     assert why.startswith(
         f"torch 2.13.0 is built for CUDA 99.0, for which there is no nvcc; {nvcc} is of 11.8"
     )
-    assert why.endswith("on a GPU torch.attn is composed of matmul and tanh")
+    assert why.endswith("on a GPU the operators are composed of others")
 
 
 def said(symbol, architecture, registers, stores=0, loads=0):
@@ -496,9 +496,8 @@ CLEAN = said(ROWS, "sm_80", 209) + said(ROWS, "sm_90", 203)
 def test_what_the_compiler_says():
     half, _, wide = cuda.kernels(CLEAN + said(WIDE, "sm_90", 228, 4, 8))
     assert half == cuda.Kernel("attn_rows<__half, 64, true, 4>", "sm_80", 209, 0)
-    assert half.sweep == "RowSweep<64, 4>"
     assert wide.name == "attn_wide_columns<float, 128, (Precision)1, false, 2>"
-    assert wide.sweep == "WideColumnSweep<float, 128, 2>" and wide.spilled == 12
+    assert wide.spilled == 12
 
 
 @pytest.mark.parametrize(
@@ -535,11 +534,11 @@ def test_kernel_for_what_is_older(log, problems):
 def test_table_of_kernels():
     console = Console(width=100, record=True)
     found = cuda.kernels(said(ROWS, "sm_100", 9) + CLEAN + said(WIDE, "sm_90", 228, 4, 8))
-    console.print(cuda.table(found, dict.fromkeys((k.sweep for k in found), 3 << 10)))
+    console.print(cuda.table(found))
     lines = [re.split(r" {2,}", line.strip()) for line in console.export_text().splitlines()]
     assert lines[-3][-3:] == ["sm_80", "sm_90", "sm_100"]
-    assert lines[-2][1:] == ["3.0", "209, 0", "203, 0", "9, 0"]
-    assert lines[-1][1:] == ["3.0", "-", "228, 12", "-"]
+    assert lines[-2][1:] == ["209, 0", "203, 0", "9, 0"]
+    assert lines[-1][1:] == ["-", "228, 12", "-"]
 
 
 def test_check_without_a_compiler(tmp_path):

@@ -99,7 +99,8 @@ def others(tmp_path_factory):
 def test_what_a_folder_of_its_own_has(others):
     assert (others / "fork" / "__main__.py").is_file() and (others / "Makefile").is_file()
     assert not (others / "fork" / "tests").exists() and not (others / "course").exists()
-    assert not any("attn" in p.name.lower() for p in others.rglob("*") if p.is_file())
+    names_attn = [p for p, text in tree(others).items() if b"attn" in p.encode() + text.lower()]
+    assert not names_attn
     assert operators(others / NATIVE) == list(SCHEMAS)
     # Of an earlier commit, which can be grafted too, those that it has.
     assert operators(Stack(others).tree(2)[NATIVE]) == list(SCHEMAS)[:2]
@@ -109,6 +110,12 @@ def test_what_a_folder_of_its_own_has(others):
     assert said.returncode == 0, said.stderr
     targets = subprocess.run(["make", "-n", "lint"], cwd=others, capture_output=True, text=True)
     assert targets.returncode == 0, targets.stderr
+    first = subprocess.run(["make", "-n"], cwd=others, capture_output=True, text=True)
+    assert "install --example" in first.stdout, first.stderr
+    script = "from fork.overlay import Stack; from fork.paths import ROOT"
+    command = [sys.executable, "-c", f"{script}; print(Stack(ROOT).commits[0].subject(5))"]
+    title = subprocess.run(command, cwd=others, capture_output=True, text=True)
+    assert title.stdout.startswith("[mine 1/5] "), title.stderr
 
 
 def test_each_commit_stands(others):

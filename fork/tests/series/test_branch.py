@@ -228,7 +228,7 @@ def test_export_replaces_an_export_only(repo, source, tmp_path):
     with pytest.raises(ForkError, match="no earlier export"):
         export(stack, upstream, out)
     assert (out / "notes.txt").exists() and len(list(out.glob("*.patch"))) == 2
-    assert not list(tmp_path.glob(".attn-export-*"))
+    assert not list(tmp_path.glob(".export-*"))
 
 
 def test_an_export_that_fails_leaves_the_earlier_one(repo, source, tmp_path):

@@ -69,7 +69,7 @@ def steps(tmp_path, monkeypatch):
     monkeypatch.setattr(build, "get", lambda release, *_: release)
     monkeypatch.setattr(build.Graft, "__init__", lambda self, *args: None)
     monkeypatch.setattr(build.Graft, "nvcc", Nvcc(tmp_path / "nvcc", "13.0", (80, 90), 75))
-    monkeypatch.delenv("ATTN_BASE", raising=False)  # `make test` says which torch it tests
+    monkeypatch.delenv("BASE", raising=False)  # `make test` says which torch it tests
     monkeypatch.setattr(gpu, "devices", lambda: 1)
     monkeypatch.setattr(gpu, "sanitizer", lambda: "sanitizer")
     fake(benchmark, "graft_into")

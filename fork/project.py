@@ -1,0 +1,13 @@
+"""The name of this repository's project: its branch, commits, wheels and first target have it."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+FILE = "pyproject.toml"
+TABLES = tomllib.loads((Path(__file__).parents[1] / FILE).read_text())
+PROJECT: str = TABLES["tool"]["fork"]["project"]
+# The last part of the version of a grafted torch, in which only dots may separate words.
+LOCAL = re.sub("[-_]", ".", PROJECT)
