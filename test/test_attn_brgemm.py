@@ -45,14 +45,14 @@ int main() {
   std::set<std::tuple<int64_t, int64_t, int64_t, bool>> kernels;
   for (int64_t terms = 1; terms <= 1100; ++terms) {
     std::vector<int64_t> cuts; // of one row
-    for (int64_t rows = 1; rows <= at::native::BRGEMM_ROWS[0]; ++rows) {
+    for (int64_t rows = 1; rows <= at::native::attn_cpu::BRGEMM_ROWS[0]; ++rows) {
       std::vector<std::vector<int64_t>> of_row(rows);
       std::vector<int64_t> end(rows, 0);
       bool in_order = true;
-      at::native::for_brgemm_parts(
+      at::native::attn_cpu::for_brgemm_parts(
           rows,
           terms,
-          [&](const at::native::BrgemmSizes& sizes, int64_t row, int64_t term) {
+          [&](const at::native::attn_cpu::BrgemmSizes& sizes, int64_t row, int64_t term) {
             kernels.emplace(sizes.rows, sizes.cols, sizes.terms, term > 0);
             for (int64_t r = row; r < std::min(rows, row + sizes.rows); ++r) {
               in_order = in_order && end[r] == term;
@@ -87,13 +87,13 @@ PRODUCTS = """
 // sums (+)= a x for x(p, j)
 template <typename S, typename F>
 static void multiply(
-    at::native::BrgemmSizes sizes, bool add, const S* a, float* sums, const F& x) {
+    at::native::attn_cpu::BrgemmSizes sizes, bool add, const S* a, float* sums, const F& x) {
   for (int64_t i = 0; i < sizes.rows; ++i) {
     for (int64_t j = 0; j < sizes.cols; ++j) {
-      float& sum = sums[i * at::native::ATTN_LD + j];
+      float& sum = sums[i * at::native::attn_cpu::BRGEMM_LD + j];
       sum = add ? sum : 0;
       for (int64_t p = 0; p < sizes.terms; ++p) {
-        sum += float(a[i * at::native::ATTN_LD + p]) * float(x(p, j));
+        sum += float(a[i * at::native::attn_cpu::BRGEMM_LD + p]) * float(x(p, j));
       }
     }
   }
@@ -101,7 +101,7 @@ static void multiply(
 
 template <typename S>
 static void print() {
-  using Sizes = at::native::BrgemmSizes;
+  using Sizes = at::native::attn_cpu::BrgemmSizes;
   const auto pairs = [](Sizes n, bool add, const S* a, const S* x, float* y) {
     multiply(n, add, a, y, [&](int64_t p, int64_t j) {
       return x[p / 2 * 2 * n.cols + 2 * j + p % 2];
@@ -118,12 +118,12 @@ static void print() {
   };
   const auto nothing = [](Sizes, bool, const S*, const S*, float*) {};
   const auto zeros = [](Sizes n, bool, const S*, const S*, float* y) {
-    std::fill_n(y, n.rows * at::native::ATTN_LD, 0.0f);
+    std::fill_n(y, n.rows * at::native::attn_cpu::BRGEMM_LD, 0.0f);
   };
   const auto fails = [](Sizes, bool, const S*, const S*, float*) {
     throw std::runtime_error("no such instruction");
   };
-  using at::native::multiplies_pairs;
+  using at::native::attn_cpu::multiplies_pairs;
   std::printf(
       "%d %d %d %d %d %d %d\\n",
       multiplies_pairs<S>(pairs),

@@ -200,11 +200,11 @@ GRIDS = """
 #include <cstdio>
 
 int main() {
-  using Tiles = at::native::FmaBackward<float>;
+  using Tiles = at::native::attn_cpu::FmaBackward<float>;
   int64_t m, n, d, e;
   while (std::scanf("%ld %ld %ld %ld", &m, &n, &d, &e) == 4) {
-    const at::native::AttnSizes sizes{1, m, n, d, e};
-    const at::native::AttnGrid<Tiles> grid(sizes);
+    const at::native::attn_cpu::Sizes sizes{1, m, n, d, e};
+    const at::native::attn_cpu::Grid<Tiles> grid(sizes);
     std::printf("%d %d\\n", int(grid.rows), int(grid.cols));
   }
 }
@@ -215,37 +215,36 @@ ORDERS = """
 #include <ATen/native/cpu/AttnSchedule.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <stdexcept>
 #include <thread>
 
-using namespace at::native;
+using namespace at::native::attn_cpu;
 
-struct Threads {
-  template <typename F>
-  void run(int64_t count, const F& fn) const {
-    std::vector<std::thread> threads;
-    for (int64_t i = 0; i < count; ++i) {
-      threads.emplace_back([&, i] {
-        try {
-          fn(i);
-        } catch (const std::runtime_error& e) {
-        }
-      });
-    }
-    for (auto& thread : threads) {
-      thread.join();
-    }
+void run(int64_t count, void (*task)(void*, int64_t), void* context) {
+  std::vector<std::thread> threads;
+  for (int64_t i = 0; i < count; ++i) {
+    threads.emplace_back([=] {
+      try {
+        task(context, i);
+      } catch (const std::runtime_error& e) {
+      }
+    });
   }
-};
+  for (auto& thread : threads) {
+    thread.join();
+  }
+}
 
 int main() {
   int64_t samples, rows, cols, threads, step, slots, thrower;
   while (std::scanf(
              "%ld %ld %ld %ld %ld %ld %ld",
              &samples, &rows, &cols, &threads, &step, &slots, &thrower) == 7) {
-    AttnProgress progress;
-    AttnOrderedSums<double> row_sums(samples * rows, cols, 1, slots, 1, progress);
-    AttnOrderedSums<double> col_sums(samples * cols, rows, cols, slots, 1, progress);
+    const Runtime runtime{nullptr, run, std::malloc, std::free, false};
+    Progress progress;
+    OrderedSums<double> row_sums(samples * rows, cols, 1, slots, 1, runtime, progress);
+    OrderedSums<double> col_sums(samples * cols, rows, cols, slots, 1, runtime, progress);
     std::vector<std::vector<int>> added(samples * (rows + cols));
     const auto hand_in = [&](auto& sums, int64_t task, int64_t sum, int64_t turn, auto& to) {
       sums.slot(task)[0] = task;
@@ -254,7 +253,7 @@ int main() {
       });
     };
     const auto tasks = samples * rows * cols;
-    attn_in_order(Threads(), tasks, step, threads, progress, [&](int64_t task, int64_t) {
+    run_in_order(runtime, tasks, step, threads, progress, [&](int64_t task, int64_t) {
       if (task == thrower) {
         throw std::runtime_error("thrown");
       }

@@ -31,7 +31,7 @@ SOURCE = """
 
 namespace {
 
-using namespace at::native;
+using namespace at::native::attn_cpu;
 
 struct Strides {
   int64_t row, col;
@@ -42,7 +42,7 @@ void multiply(
     int way, bool add, int64_t m, int64_t n, int64_t k, const S* a, Strides a_,
     const S* b, Strides b_, at::opmath_type<S>* c, int64_t ldc) {
   using T = at::opmath_type<S>;
-  using Fma = AttnFma<T>;
+  using Fma = FmaProducts<T>;
   const Matrix<const S> left{a, m, k, a_.row, a_.col}, right{b, k, n, b_.row, b_.col};
   const auto rows = at::round_up(m, Fma::MR);
   const auto nan = std::numeric_limits<T>::quiet_NaN();

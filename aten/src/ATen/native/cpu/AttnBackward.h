@@ -2,34 +2,36 @@
 
 #include <ATen/native/cpu/AttnForward.h>
 
-namespace at::native {
+namespace at::native::attn_cpu {
 inline namespace CPU_CAPABILITY {
 
 // The blocks of rows of a gradient, each a sum to which some tiles add.
 template <typename S, typename Tiles>
-class AttnGradBlocks {
+class GradBlocks {
   using T = typename Tiles::T;
   static constexpr bool has_totals = !std::is_same_v<T, S>;
 
  public:
   // The tiles that add to one block are `stride` tasks apart. Without slots, a
   // single thread makes all of a block.
-  AttnGradBlocks(
+  GradBlocks(
       int64_t blocks,
       int64_t addends,
       int64_t stride,
       int64_t block_size,
       int64_t slots,
-      AttnProgress& progress)
+      const Runtime& runtime,
+      Progress& progress)
       : addends_(addends),
         is_shared_(addends > 1 && slots > 0),
-        totals_(has_totals && addends > 1 ? blocks : 0, block_size),
+        totals_(has_totals && addends > 1 ? blocks : 0, block_size, runtime),
         sums_(
             is_shared_ ? blocks : 0,
             addends,
             stride,
             is_shared_ ? slots : 0,
             block_size,
+            runtime,
             progress) {}
 
   // Adds what multiply(first, dst) makes or, if not the first, adds to dst.
@@ -83,27 +85,27 @@ class AttnGradBlocks {
 
   int64_t addends_;
   bool is_shared_;
-  AttnScratch<T> totals_;
-  AttnOrderedSums<T> sums_;
+  Scratch<T> totals_;
+  OrderedSums<T> sums_;
 };
 
 // The tiles of the backward: as large as they may be, but at least TILES for
 // threads to share. They depend on the sizes of a sample alone, so that the
 // order of sums depends on nothing else.
 template <typename Tiles>
-struct AttnGrid {
+struct Grid {
   static constexpr int64_t TILES = 36, MAX_ROWS = 192;
 
   int64_t rows, cols, row_blocks, col_blocks;
 
-  explicit AttnGrid(const AttnSizes& sizes) {
+  explicit Grid(const Sizes& sizes) {
     const auto [batch, m, n, d, e] = sizes;
     // Tiles of few rows or columns are longer, so that each is worth a task.
     constexpr int64_t FEW = 8, WIDTH = 64;
     const auto longer =
         std::clamp<int64_t>(WIDTH / (d + e + 1), 1, Tiles::LONGEST);
     const auto max_rows = MAX_ROWS * (n <= FEW ? longer : 1);
-    const auto max_cols = ATTN_BLOCK * (m <= FEW ? longer : 1);
+    const auto max_cols = NC * (m <= FEW ? longer : 1);
 
     const auto wanted_cols = at::ceil_div<int64_t>(n, 6);
     cols = std::min(max_cols, at::round_up(wanted_cols, Tiles::MIN_TILE));
@@ -119,12 +121,11 @@ struct AttnGrid {
 
 // With S̄ = (grad_output vᵀ + grad_attn) (1 - attn²):
 //   grad_q = S̄ k, grad_k = S̄ᵀ q, grad_v = attnᵀ grad_output
-template <typename S, typename Tiles, typename Parallel>
-void attn_backward_by(
-    const AttnBackwardArgs<S>& args, const Parallel& parallel) {
+template <typename S, typename Tiles>
+void backward_by(const BackwardArgs<S>& args, const Runtime& runtime) {
   using T = typename Tiles::T;
   const auto [batch, m, n, d, e] = args.sizes;
-  const AttnGrid<Tiles> grid(args.sizes);
+  const Grid<Tiles> grid(args.sizes);
   const auto tiles = grid.row_blocks * grid.col_blocks;
   const auto cols = std::min(grid.cols, n);
 
@@ -144,7 +145,7 @@ void attn_backward_by(
           ? 0
           : (q_shared ? grid.row_blocks * q_size : 0) +
                 (columns_shared ? grid.col_blocks * (k_size + v_size) : 0);
-  const auto threads = parallel.threads(2 * args.sizes.work());
+  const auto threads = runtime.threads(2 * args.sizes.work());
   constexpr int64_t SAMPLES = 8;
   const bool by_samples = threads == 1 || batch >= SAMPLES * threads;
   const auto samples = by_samples
@@ -155,14 +156,14 @@ void attn_backward_by(
                                      MAX_SUMS / std::max<int64_t>(sums, 1)),
                                  1,
                                  batch);
-  const auto step = by_samples ? tiles * attn_step(samples, threads)
-                               : attn_step(samples * tiles, threads);
+  const auto step = by_samples ? tiles * tasks_at_once(samples, threads)
+                               : tasks_at_once(samples * tiles, threads);
   const auto own_size = Tiles::sums_columns && !columns_shared
                             ? at::round_up<int64_t>(cols * std::max(d, e), 64)
                             : 0;
   const typename Tiles::Layout layout(grid.rows, cols, d, e);
-  const AttnScratch<T> scratch(threads, own_size + layout.size);
-  AttnProgress progress;
+  const Scratch<T> scratch(threads, own_size + layout.size, runtime);
+  Progress progress;
 
   for (int64_t begin = 0; begin < batch && !progress.failed();
        begin += samples) {
@@ -173,12 +174,13 @@ void attn_backward_by(
                                int64_t addends,
                                int64_t stride,
                                int64_t size) {
-      return AttnGradBlocks<S, Tiles>(
+      return GradBlocks<S, Tiles>(
           wanted ? places * blocks : 0,
           addends,
           stride,
           wanted ? size : 0,
-          wanted && !by_samples ? attn_slots(size, threads, step) : 0,
+          wanted && !by_samples ? slots_for(size, threads, step) : 0,
+          runtime,
           progress);
     };
     auto q_grad = blocks_of(
@@ -195,16 +197,15 @@ void attn_backward_by(
         grid.row_blocks,
         grid.col_blocks,
         v_size);
-    attn_in_order(
-        parallel,
+    run_in_order(
+        runtime,
         count * tiles,
         step,
         threads,
         progress,
         [&, m = m, n = n, d = d, e = e](int64_t task, int64_t thread) {
-          const auto [sample, tile] = attn_divide(task, tiles);
-          const auto [row_block, col_block] =
-              attn_divide(tile, grid.col_blocks);
+          const auto [sample, tile] = divide(task, tiles);
+          const auto [row_block, col_block] = divide(tile, grid.col_blocks);
           const auto b = begin + sample;
           const auto place = by_samples ? thread : sample;
           const auto i = row_block * grid.rows;
@@ -240,7 +241,7 @@ void attn_backward_by(
           const auto add_to_columns =
               [&, place, row_block = row_block, col_block = col_block](
                   const MatrixBatch<S>& grads,
-                  AttnGradBlocks<S, Tiles>& blocks,
+                  GradBlocks<S, Tiles>& blocks,
                   int64_t width,
                   const auto& multiply) {
                 if (grads) {
@@ -267,4 +268,4 @@ void attn_backward_by(
 }
 
 } // namespace CPU_CAPABILITY
-} // namespace at::native
+} // namespace at::native::attn_cpu

@@ -5,14 +5,18 @@
 
 // brgemm's operands are made with AVX-512 below.
 #if defined(CPU_CAPABILITY_AVX512)
-#include <ATen/Context.h>
 #include <ATen/native/CPUBlas.h>
 #endif
 
 #include <exception>
 
-namespace at::native {
+namespace at::native::attn_cpu {
 inline namespace CPU_CAPABILITY {
+
+// The leading dimension of operands and sums. It is no power of two, so that
+// rows don't fall into the same cache sets.
+constexpr int64_t BRGEMM_LD = KC + 16;
+static_assert(NC <= KC, "a tile is one operand");
 
 // The sizes of a product by brgemm.
 struct BrgemmSizes {
@@ -23,7 +27,7 @@ struct BrgemmSizes {
 // these there are 20: 2 x 5 that set sums, and as many that add to them.
 constexpr int64_t BRGEMM_COLS = 32;
 constexpr int64_t BRGEMM_ROWS[] = {64, 16};
-constexpr int64_t BRGEMM_TERMS[] = {ATTN_BLOCK, 128, 64, 32, 16};
+constexpr int64_t BRGEMM_TERMS[] = {KC, 128, 64, 32, 16};
 
 // How many terms are summed for a product of `terms`. The others are zeros.
 inline int64_t brgemm_terms(int64_t terms) {
@@ -57,13 +61,13 @@ bool multiplies_pairs(const F& brgemm) {
   const auto right = [](int64_t p, int64_t j) {
     return (3 * p + 5 * j + p * j) % 7 - 3;
   };
-  S a[M * ATTN_LD] = {};
+  S a[M * BRGEMM_LD] = {};
   S pairs[K * N] = {};
-  float acc[M * ATTN_LD];
-  std::fill_n(acc, M * ATTN_LD, 1.0f);
+  float acc[M * BRGEMM_LD];
+  std::fill_n(acc, M * BRGEMM_LD, 1.0f);
   for (const auto p : c10::irange(K)) {
     for (const auto i : c10::irange(M)) {
-      a[i * ATTN_LD + p] = static_cast<S>(static_cast<float>(left(i, p)));
+      a[i * BRGEMM_LD + p] = static_cast<S>(static_cast<float>(left(i, p)));
     }
     for (const auto j : c10::irange(N)) {
       pairs[p / 2 * 2 * N + 2 * j + p % 2] =
@@ -83,7 +87,7 @@ bool multiplies_pairs(const F& brgemm) {
       for (const auto p : c10::irange(K)) {
         sum += left(i, p) * right(p, j);
       }
-      if (acc[i * ATTN_LD + j] != static_cast<float>(2 * sum)) {
+      if (acc[i * BRGEMM_LD + j] != static_cast<float>(2 * sum)) {
         return false;
       }
     }
@@ -109,7 +113,7 @@ struct BrgemmContext {
 //   C (M x N) (+)= A (M x K) B (K x N)
 // Both operands are copies, with leading dimensions of our own.
 template <typename S>
-class AttnBrgemm {
+class BrgemmProducts {
  public:
   using T = float;
   using Vec = vec::Vectorized<S>;
@@ -125,21 +129,21 @@ class AttnBrgemm {
   // Whether this machine and build can, and that it is worth the copies: few
   // columns are filled up to 32, so FMA takes half the time for up to 8 (Zen
   // 5). A sum without terms would not be set to zero.
-  static bool fits(const AttnSizes& sizes) {
+  static bool fits(const Sizes& sizes, const Runtime& runtime) {
     const auto [batch, m, n, d, e] = sizes;
-    return at::globalContext().userEnabledMkldnn() && available() && m > 4 &&
-           n > 8 && std::min(d, e) > 0;
+    return runtime.may_use_brgemm && available() && m > 4 && n > 8 &&
+           std::min(d, e) > 0;
   }
 
-  // A left operand. Each ATTN_BLOCK columns are a matrix.
+  // A left operand. Each KC columns are a matrix.
   //   at(i, j)[0] = x[i][j]
   struct Left {
     S* data;
     int64_t rows, cols;
 
     S* at(int64_t row, int64_t col) const {
-      const auto first = col / ATTN_BLOCK * at::round_up(rows, MC);
-      return data + (first + row) * ATTN_LD + col % ATTN_BLOCK;
+      const auto first = col / KC * at::round_up(rows, MC);
+      return data + (first + row) * BRGEMM_LD + col % KC;
     }
   };
 
@@ -163,8 +167,7 @@ class AttnBrgemm {
 
   // The sizes of operands, in elements of T.
   static int64_t left_size(int64_t rows, int64_t cols) {
-    return at::ceil_div(cols, ATTN_BLOCK) * at::round_up(rows, MC) * ATTN_LD /
-           2;
+    return at::ceil_div(cols, KC) * at::round_up(rows, MC) * BRGEMM_LD / 2;
   }
   static int64_t right_size(int64_t rows, int64_t cols) {
     return brgemm_terms(rows) * at::round_up(cols, W) / 2;
@@ -226,7 +229,7 @@ class AttnBrgemm {
         }
         multiply_panel(a, row, b, col, acc);
         for (int64_t r = 0; r < rows; ++r, dst += b.cols) {
-          const auto x = load<T>(acc + r * ATTN_LD, count);
+          const auto x = load<T>(acc + r * BRGEMM_LD, count);
           store(dst, first ? x : load<T>(dst, count) + x, count);
         }
       });
@@ -317,7 +320,7 @@ class AttnBrgemm {
               &x.at(i, j),
               x.col_stride,
               result.at(i, j),
-              ATTN_LD,
+              BRGEMM_LD,
               static_cast<int>(count),
               static_cast<int>(rows));
         });
@@ -365,7 +368,7 @@ class AttnBrgemm {
       const BrgemmSizes& sizes, bool add, const S* a, const S* pairs, T* acc) {
     const auto [rows, cols, terms] = sizes;
     cpublas::brgemm(
-        rows, cols, terms, ATTN_LD, cols, ATTN_LD, add, a, pairs, acc);
+        rows, cols, terms, BRGEMM_LD, cols, BRGEMM_LD, add, a, pairs, acc);
   }
 
   // C = rows row, row + 1, ... of A, at most MC, times the panel of B that
@@ -376,7 +379,8 @@ class AttnBrgemm {
         std::min(MC, a.rows - row),
         a.cols,
         [&](const BrgemmSizes& sizes, int64_t r, int64_t p) {
-          brgemm(sizes, p > 0, a.at(row + r, p), b.at(p, col), c + r * ATTN_LD);
+          brgemm(
+              sizes, p > 0, a.at(row + r, p), b.at(p, col), c + r * BRGEMM_LD);
         });
   }
 };
@@ -393,9 +397,9 @@ class BrgemmForward {
     int64_t acc, k_pairs, v_pairs, rows, tile, size;
 
     Layout(int64_t /*rows*/, int64_t /*m*/, int64_t n, int64_t d, int64_t e) {
-      n = std::min(n, ATTN_BLOCK);
+      n = std::min(n, NC);
       ScratchLayout layout;
-      acc = layout.add(MC * ATTN_LD);
+      acc = layout.add(MC * BRGEMM_LD);
       k_pairs = layout.add(Brgemm::right_size(d, n));
       v_pairs = layout.add(Brgemm::right_size(n, e));
       rows = layout.add(Brgemm::left_size(MC, d));
@@ -429,7 +433,7 @@ class BrgemmForward {
       const typename Brgemm::Left tile{tile_, rows, k.rows};
       for (const auto r : c10::irange(rows)) {
         S* dst = attn.data + (i + r) * attn.row_stride;
-        const T* acc = acc_ + r * ATTN_LD;
+        const T* acc = acc_ + r * BRGEMM_LD;
         Brgemm::for_vectors(
             k.rows,
             [&](int64_t col, int64_t count) C10_ALWAYS_INLINE_ATTRIBUTE {
@@ -443,7 +447,7 @@ class BrgemmForward {
   }
 
  private:
-  using Brgemm = AttnBrgemm<S>;
+  using Brgemm = BrgemmProducts<S>;
   static constexpr auto MC = Brgemm::MC;
 
   T* acc_;
@@ -473,7 +477,7 @@ class BrgemmBackward {
 
     Layout(int64_t tile_rows, int64_t cols, int64_t d, int64_t e) {
       ScratchLayout layout;
-      acc = layout.add(MC * ATTN_LD);
+      acc = layout.add(MC * BRGEMM_LD);
       k_pairs = layout.add(Brgemm::right_size(cols, d));
       v_pairs = layout.add(Brgemm::right_size(e, cols));
       rows = layout.add(Brgemm::left_size(tile_rows, e));
@@ -498,7 +502,7 @@ class BrgemmBackward {
         tile_pairs_{reinterpret_cast<S*>(scratch + layout.tile_pairs)},
         attn_pairs_{reinterpret_cast<S*>(scratch + layout.attn_pairs)} {}
 
-  void start(const AttnTile<S>& matrices, bool with_scores) {
+  void start(const Tile<S>& matrices, bool with_scores) {
     const auto& [q, k, v, attn, grad_output, grad_attn] = matrices;
     k_ = k;
     q_ = Brgemm::left(q_transposed_, q.t());
@@ -565,7 +569,7 @@ class BrgemmBackward {
   }
 
  private:
-  using Brgemm = AttnBrgemm<S>;
+  using Brgemm = BrgemmProducts<S>;
   using Vec = typename Brgemm::Vec;
   static constexpr auto MC = Brgemm::MC, W = Brgemm::W;
   static constexpr int64_t AHEAD = 6; // rows, of which a line is on its way
@@ -593,7 +597,7 @@ class BrgemmBackward {
                 [&](int64_t i, const Vec& y) C10_ALWAYS_INLINE_ATTRIBUTE {
                   Pair<T> sum(0);
                   if constexpr (has_product) {
-                    sum = load<T>(acc_ + (i - begin) * ATTN_LD + col, count);
+                    sum = load<T>(acc_ + (i - begin) * BRGEMM_LD + col, count);
                   }
                   if (grad_attn.data != nullptr) {
                     sum = sum + Brgemm::as_float(
@@ -628,4 +632,4 @@ class BrgemmBackward {
 #endif
 
 } // namespace CPU_CAPABILITY
-} // namespace at::native
+} // namespace at::native::attn_cpu

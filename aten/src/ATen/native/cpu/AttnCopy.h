@@ -10,7 +10,7 @@
 
 // Copies of matrices and of sums: packed, transposed, of another precision.
 
-namespace at::native {
+namespace at::native::attn_cpu {
 inline namespace CPU_CAPABILITY {
 
 // dst (+)= x
@@ -181,4 +181,4 @@ void copy_rows(T* dst, int64_t dst_ld, const Matrix<const S>& x) {
 }
 
 } // namespace CPU_CAPABILITY
-} // namespace at::native
+} // namespace at::native::attn_cpu

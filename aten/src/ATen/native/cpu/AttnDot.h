@@ -2,7 +2,7 @@
 
 #include <ATen/native/cpu/AttnCopy.h>
 
-namespace at::native {
+namespace at::native::attn_cpu {
 inline namespace CPU_CAPABILITY {
 
 // Products with a transposed matrix as dot products:
@@ -10,7 +10,7 @@ inline namespace CPU_CAPABILITY {
 // The rows of B are read where they are. For few rows of A this takes less than
 // to transpose B for the micro-kernel of AttnFma.
 template <typename S>
-class AttnDot {
+class Dot {
  public:
   using T = at::opmath_type<S>;
   using Vec = vec::Vectorized<T>;
@@ -207,4 +207,4 @@ class AttnDot {
 };
 
 } // namespace CPU_CAPABILITY
-} // namespace at::native
+} // namespace at::native::attn_cpu

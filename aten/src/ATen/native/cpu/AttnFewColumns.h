@@ -4,16 +4,16 @@
 #include <ATen/native/cpu/AttnFma.h>
 #include <ATen/native/cpu/AttnSchedule.h>
 
-namespace at::native {
+namespace at::native::attn_cpu {
 inline namespace CPU_CAPABILITY {
 
 // C (M x N) (+)= A (M x K) B (K x N) for a tile A and a B of so few columns
 // that a vector of them would be half empty. It makes Cᵀ = Bᵀ Aᵀ, whose vectors
 // are full, and transposes it.
 template <typename T>
-class AttnFewColumns {
+class FewColumns {
  public:
-  using Fma = AttnFma<T>;
+  using Fma = FmaProducts<T>;
   static constexpr int64_t MAX_COLS = std::min(Fma::LANES / 2, Fma::MR);
 
   static bool fits(int64_t cols) {
@@ -31,7 +31,7 @@ class AttnFewColumns {
           c(scratch.add(MAX_COLS * size)) {}
   };
 
-  AttnFewColumns(const Layout& layout, T* scratch)
+  FewColumns(const Layout& layout, T* scratch)
       : b_t_(scratch + layout.b_t),
         c_t_(scratch + layout.c_t),
         c_(scratch + layout.c) {}
@@ -52,7 +52,7 @@ class AttnFewColumns {
       Fma::product(true, cols, rows, b_t, right, c_t_, ld);
     } else {
       const Matrix<const T> a_rows{a.data, rows, terms, a.ld, 1};
-      AttnDot<T>::product(cols, b_t.data, b_t.ld, a_rows, false, c_t_, ld);
+      Dot<T>::product(cols, b_t.data, b_t.ld, a_rows, false, c_t_, ld);
     }
     const T* result = c_t_;
     if (cols > 1) {
@@ -71,4 +71,4 @@ class AttnFewColumns {
 };
 
 } // namespace CPU_CAPABILITY
-} // namespace at::native
+} // namespace at::native::attn_cpu

@@ -4,7 +4,7 @@
 #include <ATen/ceil_div.h>
 #include <ATen/native/cpu/AttnCopy.h>
 
-namespace at::native {
+namespace at::native::attn_cpu {
 inline namespace CPU_CAPABILITY {
 
 // Products by fused multiply-add of vectors, in the precision T of the sums:
@@ -14,7 +14,7 @@ inline namespace CPU_CAPABILITY {
 // micro-panel of NR columns of B, which is packed row after row or, if few rows
 // of A are multiplied with it, read where it is.
 template <typename T>
-class AttnFma {
+class FmaProducts {
  public:
   using Vec = vec::Vectorized<T>;
   static constexpr int64_t LANES = Vec::size();
@@ -298,7 +298,7 @@ class AttnFma {
 
   // Terms that are summed at once.
   static int64_t part_of(const Right& b) {
-    return b.in_parts ? PART_ROWS : ATTN_BLOCK;
+    return b.in_parts ? PART_ROWS : KC;
   }
 
   static constexpr int64_t LINE = 64 / sizeof(T);
@@ -432,7 +432,7 @@ class AttnFma {
 // room for the rest of a last vector.
 template <typename T>
 int64_t tile_ld(int64_t cols) {
-  constexpr auto LANES = AttnFma<T>::LANES;
+  constexpr auto LANES = FmaProducts<T>::LANES;
   return at::round_up(cols, LANES) + LANES;
 }
 
@@ -440,7 +440,8 @@ int64_t tile_ld(int64_t cols) {
 // written as well.
 template <typename T>
 int64_t tile_size(int64_t rows, int64_t cols) {
-  return at::round_up(rows, AttnFma<T>::MR) * tile_ld<T>(cols) + AttnFma<T>::NR;
+  return at::round_up(rows, FmaProducts<T>::MR) * tile_ld<T>(cols) +
+         FmaProducts<T>::NR;
 }
 
 // Zeros below and right of a tile, up to a multiple of MR. They are read,
@@ -448,7 +449,7 @@ int64_t tile_size(int64_t rows, int64_t cols) {
 // numbers, is often denormal and slow.
 template <typename T>
 void clear_edges(T* tile, int64_t rows, int64_t cols, int64_t ld) {
-  constexpr auto MR = AttnFma<T>::MR;
+  constexpr auto MR = FmaProducts<T>::MR;
   const auto end = at::round_up(cols, MR);
   for (int64_t i = 0; cols < end && i < rows; ++i) {
     std::fill(tile + i * ld + cols, tile + i * ld + end, T(0));
@@ -457,4 +458,4 @@ void clear_edges(T* tile, int64_t rows, int64_t cols, int64_t ld) {
 }
 
 } // namespace CPU_CAPABILITY
-} // namespace at::native
+} // namespace at::native::attn_cpu

@@ -3,7 +3,7 @@
 #include <ATen/native/cpu/AttnFewColumns.h>
 #include <ATen/native/cpu/AttnScores.h>
 
-namespace at::native {
+namespace at::native::attn_cpu {
 inline namespace CPU_CAPABILITY {
 
 // The backward of a tile by FMA. See Note [Tiles of attn]. Tiles of few columns
@@ -12,7 +12,7 @@ template <typename S>
 class FmaBackward {
  public:
   using T = at::opmath_type<S>;
-  using Few = AttnFewColumns<T>;
+  using Few = FewColumns<T>;
   static constexpr int64_t ROW_STEP = 4;
   static constexpr int64_t LONGEST = 8;
   // With 48 rows, packing and adding for a tile take up to a third of the
@@ -26,7 +26,7 @@ class FmaBackward {
     bool transposed;
     ScratchLayout scratch;
     typename Few::Layout few;
-    typename AttnScores<S>::Layout scores;
+    typename Scores<S>::Layout scores;
     int64_t tile, attn_tile, grad_tile, products, size;
 
     Layout(int64_t rows, int64_t cols, int64_t d, int64_t e)
@@ -40,14 +40,13 @@ class FmaBackward {
               e,
               false,
               Fma::packed_size(
-                  std::max(rows, cols), std::min(ATTN_BLOCK, std::max(d, e)))) {
+                  std::max(rows, cols), std::min(NC, std::max(d, e)))) {
       const auto elements =
           transposed ? tile_size<T>(cols, rows) : tile_size<T>(rows, cols);
       tile = scratch.add(elements);
       attn_tile = scratch.add(elements);
       grad_tile = scratch.add(elements);
-      products =
-          scratch.add(Fma::sums_size(std::min(ATTN_BLOCK, std::max(d, e))));
+      products = scratch.add(Fma::sums_size(std::min(NC, std::max(d, e))));
       size = scratch.size();
     }
   };
@@ -61,7 +60,7 @@ class FmaBackward {
         grad_tile_(scratch + layout.grad_tile),
         products_(scratch + layout.products) {}
 
-  void start(const AttnTile<S>& matrices, bool with_scores) {
+  void start(const Tile<S>& matrices, bool with_scores) {
     const auto& [q, k, v, attn, grad_output, grad_attn] = matrices;
     q_ = q;
     k_ = k;
@@ -108,7 +107,7 @@ class FmaBackward {
   }
 
  private:
-  using Fma = AttnFma<T>;
+  using Fma = FmaProducts<T>;
   static constexpr auto MR = Fma::MR;
   static constexpr auto FEW = MR / 2;
 
@@ -139,8 +138,8 @@ class FmaBackward {
       few_.product(first, rows, a, x, out);
       return;
     }
-    for (int64_t p = 0; p < x.cols; p += ATTN_BLOCK) {
-      const auto cols = std::min(ATTN_BLOCK, x.cols - p);
+    for (int64_t p = 0; p < x.cols; p += NC) {
+      const auto cols = std::min(NC, x.cols - p);
       const auto right = Fma::right(
           scores_.panels(), x.block(0, p, x.rows, cols), rows, rows <= FEW);
       Fma::product_by(products_, first, rows, cols, a, right, out + p, x.cols);
@@ -149,11 +148,11 @@ class FmaBackward {
 
   bool transposed_;
   Few few_;
-  AttnScores<S> scores_;
+  Scores<S> scores_;
   T *tile_, *attn_tile_, *grad_tile_, *products_;
   int64_t rows_ = 0, cols_ = 0, ld_ = 0;
   Matrix<const S> q_{}, k_{}, grad_output_{};
 };
 
 } // namespace CPU_CAPABILITY
-} // namespace at::native
+} // namespace at::native::attn_cpu

@@ -3,7 +3,7 @@
 #include <ATen/native/cpu/AttnFewColumns.h>
 #include <ATen/native/cpu/AttnScores.h>
 
-namespace at::native {
+namespace at::native::attn_cpu {
 inline namespace CPU_CAPABILITY {
 
 // The forward of a task by FMA. See Note [Tiles of attn]. If attn has few
@@ -12,8 +12,8 @@ template <typename S>
 class FmaForward {
  public:
   using T = at::opmath_type<S>;
-  using Few = AttnFewColumns<T>;
-  static constexpr int64_t ROW_STEP = AttnFma<T>::MR;
+  using Few = FewColumns<T>;
+  static constexpr int64_t ROW_STEP = FmaProducts<T>::MR;
 
   // Offsets in the scratch memory, in elements of T.
   struct Layout {
@@ -21,29 +21,22 @@ class FmaForward {
     int64_t chunk;   // rows of attn that it has
     bool few_rows;   // of attn
     ScratchLayout scratch;
-    typename AttnScores<S>::Layout scores;
+    typename Scores<S>::Layout scores;
     typename Few::Layout few;
     int64_t tile, v_panels, acc, attn, size;
 
     // Of all m rows some are a task's.
     Layout(int64_t rows, int64_t m, int64_t n, int64_t d, int64_t e)
         : transposed(Few::fits(n) && m > n),
-          chunk(std::min(at::round_up(rows, MR), transposed ? ATTN_BLOCK : MC)),
+          chunk(std::min(at::round_up(rows, MR), transposed ? NC : MC)),
           few_rows(m <= MR / 2),
           scores(
-              transposed
-                  ? typename AttnScores<S>::Layout(
-                        scratch, n, n, std::min(m, ATTN_BLOCK), d, false, 0)
-                  : typename AttnScores<S>::Layout(
-                        scratch,
-                        m,
-                        chunk,
-                        std::min(n, ATTN_BLOCK),
-                        d,
-                        true,
-                        0)),
-          few(scratch, std::max(chunk, std::min(n, ATTN_BLOCK))) {
-      n = std::min(n, ATTN_BLOCK);
+              transposed ? typename Scores<S>::Layout(
+                               scratch, n, n, std::min(m, NC), d, false, 0)
+                         : typename Scores<S>::Layout(
+                               scratch, m, chunk, std::min(n, NC), d, true, 0)),
+          few(scratch, std::max(chunk, std::min(n, NC))) {
+      n = std::min(n, NC);
       tile = scratch.add(
           transposed ? tile_size<T>(n, chunk) : tile_size<T>(chunk, n));
       v_panels = scratch.add(Fma::packed_size(n, e));
@@ -88,7 +81,7 @@ class FmaForward {
   }
 
  private:
-  using Fma = AttnFma<T>;
+  using Fma = FmaProducts<T>;
   static constexpr auto MR = Fma::MR;
   static constexpr int64_t MC = 96;
   static_assert(MC % MR == 0);
@@ -153,7 +146,7 @@ class FmaForward {
   }
 
   Layout layout_;
-  AttnScores<S> scores_;
+  Scores<S> scores_;
   Few few_;
   T *tile_, *v_panels_, *acc_, *attn_;
   int64_t ld_ = 0;
@@ -161,4 +154,4 @@ class FmaForward {
 };
 
 } // namespace CPU_CAPABILITY
-} // namespace at::native
+} // namespace at::native::attn_cpu

@@ -3,18 +3,18 @@
 #include <ATen/native/cpu/AttnCopy.h>
 #include <ATen/native/cpu/AttnSchedule.h>
 
-namespace at::native {
+namespace at::native::attn_cpu {
 inline namespace CPU_CAPABILITY {
 
 // How many tasks a thread takes at once: many where they are many, so that they
 // cost little to share out.
-inline int64_t attn_step(int64_t tasks, int64_t threads) {
+inline int64_t tasks_at_once(int64_t tasks, int64_t threads) {
   return std::max<int64_t>(1, tasks / (64 * threads));
 }
 
 // Slots for the addends of tasks, of at most `size` elements: enough for a
 // thread to be ahead of another, but little memory.
-inline int64_t attn_slots(int64_t size, int64_t threads, int64_t step) {
+inline int64_t slots_for(int64_t size, int64_t threads, int64_t step) {
   constexpr int64_t MAX_SIZE = 1 << 16;
   return threads * std::clamp<int64_t>(
                        MAX_SIZE / std::max<int64_t>(size, 1), 1, 4 * step);
@@ -22,9 +22,9 @@ inline int64_t attn_slots(int64_t size, int64_t threads, int64_t step) {
 
 // The rows of attn, cut into groups for tasks: each has as many steps of `step`
 // rows as the others, or one more.
-class AttnRowGroups {
+class RowGroups {
  public:
-  AttnRowGroups(int64_t rows, int64_t groups, int64_t step)
+  RowGroups(int64_t rows, int64_t groups, int64_t step)
       : rows_(rows), step_(step) {
     const auto steps = at::ceil_div(rows, step);
     group_steps_ = steps / groups;
@@ -44,11 +44,11 @@ class AttnRowGroups {
 };
 
 // attn = tanh(q kᵀ), output = attn v
-template <typename S, typename Tiles, typename Parallel>
-void attn_forward_by(const AttnForwardArgs<S>& args, const Parallel& parallel) {
+template <typename S, typename Tiles>
+void forward_by(const ForwardArgs<S>& args, const Runtime& runtime) {
   using T = typename Tiles::T;
   const auto [batch, m, n, d, e] = args.sizes;
-  const auto threads = parallel.threads(args.sizes.work());
+  const auto threads = runtime.threads(args.sizes.work());
 
   // The rows of a task. All threads should have some; but k and v are packed
   // for each task, and the sums of its rows should stay in a cache.
@@ -63,9 +63,9 @@ void attn_forward_by(const AttnForwardArgs<S>& args, const Parallel& parallel) {
        MAX_SUMS / (e + 1)});
   const auto row_groups =
       at::ceil_div(m, std::max({rows_wanted, MIN_ROWS, Tiles::ROW_STEP}));
-  const AttnRowGroups groups(m, row_groups, Tiles::ROW_STEP);
+  const RowGroups groups(m, row_groups, Tiles::ROW_STEP);
   // If this leaves threads idle, a task is one block of columns.
-  const auto blocks = at::ceil_div(n, ATTN_BLOCK);
+  const auto blocks = at::ceil_div(n, NC);
   const bool by_blocks = batch * row_groups < threads && blocks > 1;
   const auto col_groups = by_blocks ? blocks : 1;
 
@@ -81,30 +81,31 @@ void attn_forward_by(const AttnForwardArgs<S>& args, const Parallel& parallel) {
       direct ? 0 : at::round_up<int64_t>(groups.largest() * e, 64);
   const typename Tiles::Layout layout(groups.largest(), m, n, d, e);
   const auto own_size = by_blocks ? 0 : acc_size;
-  const AttnScratch<T> scratch(threads, own_size + layout.size);
+  const Scratch<T> scratch(threads, own_size + layout.size, runtime);
   constexpr bool has_totals = !std::is_same_v<T, S>;
-  const AttnScratch<T> totals(
-      by_blocks && has_totals ? batch * row_groups : 0, acc_size);
+  const Scratch<T> totals(
+      by_blocks && has_totals ? batch * row_groups : 0, acc_size, runtime);
   const auto tasks = batch * row_groups * col_groups;
-  const auto step = attn_step(tasks, threads);
-  AttnProgress progress;
-  AttnOrderedSums<T> sums(
+  const auto step = tasks_at_once(tasks, threads);
+  Progress progress;
+  OrderedSums<T> sums(
       by_blocks ? batch * row_groups : 0,
       col_groups,
       1,
-      by_blocks ? attn_slots(acc_size, threads, step) : 0,
+      by_blocks ? slots_for(acc_size, threads, step) : 0,
       acc_size,
+      runtime,
       progress);
 
-  attn_in_order(
-      parallel,
+  run_in_order(
+      runtime,
       tasks,
       step,
       threads,
       progress,
       [&, m = m, n = n, d = d, e = e](int64_t task, int64_t thread) {
-        const auto [place, col_group] = attn_divide(task, col_groups);
-        const auto [b, row_group] = attn_divide(place, row_groups);
+        const auto [place, col_group] = divide(task, col_groups);
+        const auto [b, row_group] = divide(place, row_groups);
         const auto i = groups.first_row(row_group);
         const auto rows = groups.first_row(row_group + 1) - i;
         const auto q = args.q[b].block(i, 0, rows, d);
@@ -115,11 +116,11 @@ void attn_forward_by(const AttnForwardArgs<S>& args, const Parallel& parallel) {
 
         T* acc = by_blocks ? sums.slot(task) : scratch[thread];
         Tiles tiles(layout, scratch[thread] + own_size);
-        const auto begin = by_blocks ? col_group * ATTN_BLOCK : 0;
-        const auto end = by_blocks ? std::min(n, begin + ATTN_BLOCK) : n;
+        const auto begin = by_blocks ? col_group * NC : 0;
+        const auto end = by_blocks ? std::min(n, begin + NC) : n;
         const auto forward = [&](auto* out) {
-          for (int64_t j = begin; j < end; j += ATTN_BLOCK) {
-            const auto cols = std::min(ATTN_BLOCK, n - j);
+          for (int64_t j = begin; j < end; j += NC) {
+            const auto cols = std::min(NC, n - j);
             tiles.forward(
                 j == begin,
                 q,
@@ -156,4 +157,4 @@ void attn_forward_by(const AttnForwardArgs<S>& args, const Parallel& parallel) {
 }
 
 } // namespace CPU_CAPABILITY
-} // namespace at::native
+} // namespace at::native::attn_cpu

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <ATen/native/cpu/AttnBackward.h>
 #include <ATen/native/cpu/AttnBrgemm.h>
 #include <ATen/native/cpu/AttnFmaBackward.h>
 #include <ATen/native/cpu/AttnFmaForward.h>
@@ -8,32 +9,41 @@
 // Which kernel computes attn, by its dtype and sizes. The first that fits;
 // FMA's fit all. See Note [Tiles of attn].
 
-namespace at::native {
+namespace at::native::attn_cpu {
 inline namespace CPU_CAPABILITY {
 
-template <typename ForwardKernel, typename BackwardKernel>
-struct AttnKernels {
-  using Forward = ForwardKernel;
-  using Backward = BackwardKernel;
-};
-
-// fn(the kernels for these sizes)
-template <typename S, typename F>
-void with_attn_kernels(const AttnSizes& sizes, const F& fn) {
-  if (AttnTiny<S>::fits(sizes)) {
-    return fn(AttnKernels<TinyForward<S>, TinyBackward<S>>());
+// attn = tanh(q kᵀ), output = attn v
+template <typename S>
+void forward(const ForwardArgs<S>& args, const Runtime& runtime) {
+  if (TinyProducts<S>::fits(args.sizes)) {
+    return forward_by<S, TinyForward<S>>(args, runtime);
   }
 #if defined(CPU_CAPABILITY_AVX512)
   if constexpr (!std::is_same_v<S, at::opmath_type<S>>) {
-    if (AttnBrgemm<S>::fits(sizes)) {
-      return sizes.m > AttnBrgemm<S>::FEW_ROWS
-                 ? fn(AttnKernels<BrgemmForward<S>, BrgemmBackward<S>>())
-                 : fn(AttnKernels<BrgemmForward<S>, FmaBackward<S>>());
+    if (BrgemmProducts<S>::fits(args.sizes, runtime)) {
+      return forward_by<S, BrgemmForward<S>>(args, runtime);
     }
   }
 #endif
-  fn(AttnKernels<FmaForward<S>, FmaBackward<S>>());
+  forward_by<S, FmaForward<S>>(args, runtime);
+}
+
+// The gradients of q, k and v.
+template <typename S>
+void backward(const BackwardArgs<S>& args, const Runtime& runtime) {
+  if (TinyProducts<S>::fits(args.sizes)) {
+    return backward_by<S, TinyBackward<S>>(args, runtime);
+  }
+#if defined(CPU_CAPABILITY_AVX512)
+  if constexpr (!std::is_same_v<S, at::opmath_type<S>>) {
+    if (args.sizes.m > BrgemmProducts<S>::FEW_ROWS &&
+        BrgemmProducts<S>::fits(args.sizes, runtime)) {
+      return backward_by<S, BrgemmBackward<S>>(args, runtime);
+    }
+  }
+#endif
+  backward_by<S, FmaBackward<S>>(args, runtime);
 }
 
 } // namespace CPU_CAPABILITY
-} // namespace at::native
+} // namespace at::native::attn_cpu

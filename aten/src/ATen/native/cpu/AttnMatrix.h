@@ -4,7 +4,7 @@
 
 // What the kernels of attn are given: pointers, sizes and strides.
 
-namespace at::native {
+namespace at::native::attn_cpu {
 inline namespace CPU_CAPABILITY {
 
 // A matrix of any strides.
@@ -67,7 +67,7 @@ struct MatrixBatch {
 };
 
 // q (batch, m, d), k (batch, n, d), v (batch, n, e)
-struct AttnSizes {
+struct Sizes {
   int64_t batch, m, n, d, e;
 
   // The multiplications of attn's two products; what each element costs that is
@@ -82,8 +82,8 @@ struct AttnSizes {
 
 // output and attn are contiguous.
 template <typename S>
-struct AttnForwardArgs {
-  AttnSizes sizes;
+struct ForwardArgs {
+  Sizes sizes;
   MatrixBatch<S> output, attn;
   MatrixBatch<const S> q, k, v;
 };
@@ -91,17 +91,17 @@ struct AttnForwardArgs {
 // Gradients that are wanted are contiguous; the others have no data, nor has a
 // gradient given that is zero.
 template <typename S>
-struct AttnBackwardArgs {
-  AttnSizes sizes;
+struct BackwardArgs {
+  Sizes sizes;
   MatrixBatch<S> grad_q, grad_k, grad_v;
   MatrixBatch<const S> grad_output, grad_attn, q, k, v, attn;
 };
 
 // What the backward of a tile is made of. A gradient that is zero has no data.
 template <typename S>
-struct AttnTile {
+struct Tile {
   Matrix<const S> q, k, v, attn, grad_output, grad_attn;
 };
 
 } // namespace CPU_CAPABILITY
-} // namespace at::native
+} // namespace at::native::attn_cpu

@@ -1,11 +1,11 @@
 #pragma once
 
-#include <c10/core/CPUAllocator.h>
 #include <c10/util/irange.h>
 
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <cstddef>
 #include <cstdint>
 #include <mutex>
 #include <utility>
@@ -14,12 +14,26 @@
 // How threads share the tasks of attn, add to the same sums, and the memory
 // that each has.
 
-namespace at::native {
+namespace at::native::attn_cpu {
 inline namespace CPU_CAPABILITY {
+
+// What the kernels ask of their caller: threads and memory.
+struct Runtime {
+  // How many threads share this work, which is a number of multiplications.
+  int64_t (*threads)(double work);
+  // Calls task(context, thread) on each of `threads` threads, and waits.
+  void (*run)(
+      int64_t threads,
+      void (*task)(void* context, int64_t thread),
+      void* context);
+  void* (*allocate)(size_t bytes); // aligned to 64 bytes
+  void (*release)(void* memory);
+  bool may_use_brgemm; // of oneDNN
+};
 
 // The quotient and the remainder. Where the divisor is 1, as in all divisions
 // for a tiny sample, they would take longer than the sample.
-inline std::pair<int64_t, int64_t> attn_divide(int64_t x, int64_t divisor) {
+inline std::pair<int64_t, int64_t> divide(int64_t x, int64_t divisor) {
   if (divisor == 1) {
     return {x, 0};
   }
@@ -45,24 +59,31 @@ class ScratchLayout {
 
 // Memory for each of some threads, or slots.
 template <typename T>
-class AttnScratch {
+class Scratch {
  public:
-  AttnScratch(int64_t count, int64_t size)
+  Scratch(int64_t count, int64_t size, const Runtime& runtime)
       : size_((size + 63) / 64 * 64),
-        memory_(c10::GetCPUAllocator()->allocate(count * size_ * sizeof(T))) {}
+        release_(runtime.release),
+        memory_(static_cast<T*>(runtime.allocate(count * size_ * sizeof(T)))) {}
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  ~Scratch() {
+    release_(memory_);
+  }
 
   T* operator[](int64_t index) const {
-    return static_cast<T*>(memory_.get()) + index * size_;
+    return memory_ + index * size_;
   }
 
  private:
   int64_t size_;
-  c10::DataPtr memory_;
+  void (*release_)(void*);
+  T* memory_;
 };
 
 // Whether a task has thrown, and a place to sleep for a thread that waits for
 // what another task does. Nobody waits once a task has thrown.
-class AttnProgress {
+class Progress {
  public:
   bool failed() const {
     return failed_;
@@ -107,22 +128,23 @@ class AttnProgress {
 // the addend of the task `slots` before it. Tasks are taken in order, so the
 // first task that isn't finished never waits.
 template <typename T>
-class AttnOrderedSums {
+class OrderedSums {
  public:
   // `sums` sums of `addends` each. The tasks that add to one sum are `stride`
   // apart.
-  AttnOrderedSums(
+  OrderedSums(
       int64_t sums,
       int64_t addends,
       int64_t stride,
       int64_t slots,
       int64_t slot_size,
-      AttnProgress& progress)
+      const Runtime& runtime,
+      Progress& progress)
       : addends_(addends),
         stride_(stride),
         sums_(sums),
         slots_(slots),
-        memory_(slots, slot_size),
+        memory_(slots, slot_size, runtime),
         progress_(progress) {
     for (const auto i : c10::irange(slots)) {
       slots_[i].free_for = i;
@@ -179,23 +201,23 @@ class AttnOrderedSums {
   int64_t addends_, stride_;
   std::vector<Sum> sums_;
   std::vector<Slot> slots_;
-  AttnScratch<T> memory_;
-  AttnProgress& progress_;
+  Scratch<T> memory_;
+  Progress& progress_;
 };
 
 // task(i, thread) for i = 0, 1, ...: each thread takes the next `step` tasks
 // that none has taken, so a task may wait for those before it. None is begun
 // after one has thrown.
-template <typename Parallel, typename F>
-void attn_in_order(
-    const Parallel& parallel,
+template <typename F>
+void run_in_order(
+    const Runtime& runtime,
     int64_t tasks,
     int64_t step,
     int64_t threads,
-    AttnProgress& progress,
+    Progress& progress,
     const F& task) {
   std::atomic<int64_t> next{0};
-  parallel.run(threads, [&](int64_t thread) {
+  auto take_tasks = [&](int64_t thread) {
     try {
       while (!progress.failed()) {
         const auto begin = next.fetch_add(step, std::memory_order_relaxed);
@@ -211,8 +233,12 @@ void attn_in_order(
       progress.fail();
       throw;
     }
-  });
+  };
+  const auto call = [](void* context, int64_t thread) {
+    (*static_cast<decltype(take_tasks)*>(context))(thread);
+  };
+  runtime.run(threads, call, &take_tasks);
 }
 
 } // namespace CPU_CAPABILITY
-} // namespace at::native
+} // namespace at::native::attn_cpu

@@ -4,7 +4,7 @@
 #include <ATen/native/cpu/AttnFma.h>
 #include <ATen/native/cpu/AttnSchedule.h>
 
-namespace at::native {
+namespace at::native::attn_cpu {
 inline namespace CPU_CAPABILITY {
 
 // C (M x N) = A (M x K) Bᵀ, with B (N x K): q kᵀ, or grad_output vᵀ, of a tile.
@@ -12,7 +12,7 @@ inline namespace CPU_CAPABILITY {
 // B only. Of very few of either and many terms, C or Cᵀ is dot products; of few
 // of A, A is transposed in B's place: Cᵀ = B Aᵀ.
 template <typename S>
-class AttnScores {
+class Scores {
  public:
   using T = at::opmath_type<S>;
 
@@ -36,10 +36,8 @@ class AttnScores {
         int64_t terms,
         bool several,
         int64_t least)
-        : way(way_of(m, cols, terms)),
-          keeps(several),
-          kc(std::min(ATTN_BLOCK, terms)) {
-      strip = scratch.add(std::max(Fma::MR, AttnDot<S>::MAX_ROWS) * kc);
+        : way(way_of(m, cols, terms)), keeps(several), kc(std::min(KC, terms)) {
+      strip = scratch.add(std::max(Fma::MR, Dot<S>::MAX_ROWS) * kc);
       panels = scratch.add(
           std::max(
               least,
@@ -54,7 +52,7 @@ class AttnScores {
     }
   };
 
-  AttnScores(const Layout& layout, T* scratch)
+  Scores(const Layout& layout, T* scratch)
       : layout_(layout),
         strip_(scratch + layout.strip),
         panels_(scratch + layout.panels),
@@ -111,15 +109,15 @@ class AttnScores {
   }
 
  private:
-  using Fma = AttnFma<T>;
+  using Fma = FmaProducts<T>;
   static constexpr int64_t FEW_ROWS = 96;
 
   // Depends on nothing else, as the order of sums does.
   static Way way_of(int64_t m, int64_t cols, int64_t terms) {
-    if (AttnDot<S>::fits(m, terms)) {
+    if (Dot<S>::fits(m, terms)) {
       return Way::dots;
     }
-    if (2 * cols <= Fma::LANES && AttnDot<S>::fits(cols, terms)) {
+    if (2 * cols <= Fma::LANES && Dot<S>::fits(cols, terms)) {
       return Way::dots_swapped;
     }
     if (m <= FEW_ROWS && terms >= std::max<int64_t>(m, 64)) {
@@ -151,7 +149,7 @@ class AttnScores {
       }
       dense = {copy, b.rows, b.cols, b.cols, 1};
     }
-    AttnDot<S>::product(a.rows, strip_, a.cols, dense, add, c, ldc);
+    Dot<S>::product(a.rows, strip_, a.cols, dense, add, c, ldc);
   }
 
   Layout layout_;
@@ -159,4 +157,4 @@ class AttnScores {
 };
 
 } // namespace CPU_CAPABILITY
-} // namespace at::native
+} // namespace at::native::attn_cpu

@@ -19,7 +19,7 @@
 // The constants are those of minimax approximations.
 // tools/attn_tanh_coefficients.py derives them, and checks those below.
 
-namespace at::native {
+namespace at::native::attn_cpu {
 inline namespace CPU_CAPABILITY {
 
 // clang-format off
@@ -246,4 +246,4 @@ inline vec::Vectorized<double> attn_tanh(vec::Vectorized<double> x) {
 #endif
 
 } // namespace CPU_CAPABILITY
-} // namespace at::native
+} // namespace at::native::attn_cpu

@@ -1,8 +1,11 @@
 #pragma once
 
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/native/cpu/AttnMatrix.h>
+#include <ATen/native/cpu/AttnSchedule.h>
+#include <c10/core/impl/alloc_cpu.h>
 #include <c10/util/irange.h>
 
 #include <algorithm>
@@ -11,33 +14,37 @@
 
 // What ties the kernels of attn to ATen: its tensors and its threads.
 
-namespace at::native {
+namespace at::native::attn_cpu {
 inline namespace CPU_CAPABILITY {
 
-// The threads of ATen.
-struct AttnParallel {
-  // As many as there is work for.
-  int64_t threads(double work) const {
+// The threads and the memory of ATen.
+inline Runtime aten_runtime() {
+  const auto threads = [](double work) {
     constexpr double WORK_OF_ONE = 1 << 18;
     if (at::in_parallel_region()) {
-      return 1;
+      return int64_t(1);
     }
     return std::clamp<int64_t>(
         static_cast<int64_t>(std::min(work / WORK_OF_ONE, 1e6)),
         1,
         at::get_num_threads());
-  }
-
-  // fn(thread) on each of some threads
-  template <typename F>
-  void run(int64_t threads, const F& fn) const {
+  };
+  const auto run = [](int64_t threads,
+                      void (*task)(void* context, int64_t thread),
+                      void* context) {
     at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
       for (const auto thread : c10::irange(begin, end)) {
-        fn(thread);
+        task(context, thread);
       }
     });
-  }
-};
+  };
+  return {
+      threads,
+      run,
+      c10::alloc_cpu,
+      c10::free_cpu,
+      at::globalContext().userEnabledMkldnn()};
+}
 
 template <typename S>
 MatrixBatch<S> batch_of(const Tensor& x) {
@@ -53,12 +60,11 @@ MatrixBatch<S> batch_of(const Tensor& x) {
   return {data, x.sizes().data(), x.strides().data(), x.dim()};
 }
 
-inline AttnSizes sizes_of(
-    const Tensor& q, const Tensor& v, const Tensor& attn) {
+inline Sizes sizes_of(const Tensor& q, const Tensor& v, const Tensor& attn) {
   const auto m = q.size(-2), n = v.size(-2);
   const auto batch = m * n == 0 ? 0 : attn.numel() / (m * n);
   return {batch, m, n, q.size(-1), v.size(-1)};
 }
 
 } // namespace CPU_CAPABILITY
-} // namespace at::native
+} // namespace at::native::attn_cpu

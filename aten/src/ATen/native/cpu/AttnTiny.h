@@ -4,18 +4,18 @@
 
 #include <cmath>
 
-namespace at::native {
+namespace at::native::attn_cpu {
 inline namespace CPU_CAPABILITY {
 
 // Products by plain loops, for a whole attn that is too small for vectors and
 // for packing.
 template <typename S>
-class AttnTiny {
+class TinyProducts {
  public:
   using T = at::opmath_type<S>;
   static constexpr int64_t MAX_SIZE = 64; // of attn
 
-  static bool fits(const AttnSizes& sizes) {
+  static bool fits(const Sizes& sizes) {
     const auto [batch, m, n, d, e] = sizes;
     return m * n <= MAX_SIZE && m * n * (d + e) <= 4 * MAX_SIZE;
   }
@@ -71,18 +71,18 @@ class TinyForward {
       bool /*stream*/,
       O* out) {
     const auto size = q.rows * k.rows;
-    AttnTiny<S>::multiply(q, k.t(), attn_);
+    TinyProducts<S>::multiply(q, k.t(), attn_);
     std::fill_n(attn_ + size, pair_size<T>, T(0)); // read as well
     for (int64_t i = 0; i < size; i += pair_size<T>) {
       const auto count = size - i;
       const auto x = attn_tanh_for<S>(load<T>(attn_ + i), count);
       store(attn.data + i, x, count);
     }
-    AttnTiny<S>::template multiply<S>(attn, v, out);
+    TinyProducts<S>::template multiply<S>(attn, v, out);
   }
 
  private:
-  alignas(64) T attn_[AttnTiny<S>::MAX_SIZE + pair_size<T>];
+  alignas(64) T attn_[TinyProducts<S>::MAX_SIZE + pair_size<T>];
 };
 
 // The backward of a tiny sample.
@@ -102,14 +102,14 @@ class TinyBackward {
 
   TinyBackward(const Layout& /*layout*/, T* /*scratch*/) {}
 
-  void start(const AttnTile<S>& tile, bool with_scores) {
+  void start(const Tile<S>& tile, bool with_scores) {
     tile_ = tile;
     if (!with_scores) {
       return;
     }
     const auto& attn = tile.attn;
     if (tile.grad_output.data != nullptr) {
-      AttnTiny<S>::multiply(tile.grad_output, tile.v.t(), scores_);
+      TinyProducts<S>::multiply(tile.grad_output, tile.v.t(), scores_);
     } else {
       std::fill_n(scores_, attn.rows * attn.cols, T(0));
     }
@@ -120,22 +120,22 @@ class TinyBackward {
           *x += static_cast<T>(tile.grad_attn.at(i, j));
         }
         const T y = static_cast<T>(attn.at(i, j));
-        *x++ *= AttnTiny<S>::multiply_add(-y, y, T(1));
+        *x++ *= TinyProducts<S>::multiply_add(-y, y, T(1));
       }
     }
   }
 
   template <typename O>
   void add_grad_q(bool /*first*/, O* grad) {
-    AttnTiny<S>::multiply(scores(), tile_.k, grad);
+    TinyProducts<S>::multiply(scores(), tile_.k, grad);
   }
   template <typename O>
   void add_grad_k(bool /*first*/, O* grad) {
-    AttnTiny<S>::multiply(scores().t(), tile_.q, grad);
+    TinyProducts<S>::multiply(scores().t(), tile_.q, grad);
   }
   template <typename O>
   void add_grad_v(bool /*first*/, O* grad) {
-    AttnTiny<S>::multiply(tile_.attn.t(), tile_.grad_output, grad);
+    TinyProducts<S>::multiply(tile_.attn.t(), tile_.grad_output, grad);
   }
   static void finish_block(const Matrix<S>& dst, const T* total) {
     convert(dst.data, total, dst.rows * dst.cols);
@@ -147,9 +147,9 @@ class TinyBackward {
     return {scores_, rows, cols, cols, 1};
   }
 
-  T scores_[AttnTiny<S>::MAX_SIZE];
-  AttnTile<S> tile_{};
+  T scores_[TinyProducts<S>::MAX_SIZE];
+  Tile<S> tile_{};
 };
 
 } // namespace CPU_CAPABILITY
-} // namespace at::native
+} // namespace at::native::attn_cpu

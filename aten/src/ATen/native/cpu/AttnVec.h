@@ -20,15 +20,11 @@
 // vector, and conversions from and to the precision S of the tensors. Sums are
 // of precision T, which is S or, of half and bfloat16, float.
 
-namespace at::native {
+namespace at::native::attn_cpu {
 inline namespace CPU_CAPABILITY {
 
-// NC, the most columns of a tile, and KC, the most terms that a micro-kernel
-// sums at once.
-constexpr int64_t ATTN_BLOCK = 288;
-// The leading dimension of a tile. It is no power of two, so that rows don't
-// fall into the same cache sets.
-constexpr int64_t ATTN_LD = ATTN_BLOCK + 16;
+constexpr int64_t NC = 288; // the most columns of a tile
+constexpr int64_t KC = 288; // the most terms that a micro-kernel sums at once
 
 // The line of the cache that holds *p will be used soon.
 C10_ALWAYS_INLINE void prefetch_line([[maybe_unused]] const void* p) {
@@ -207,4 +203,4 @@ C10_ALWAYS_INLINE Pair<T> round_to(const Pair<T>& x) {
 }
 
 } // namespace CPU_CAPABILITY
-} // namespace at::native
+} // namespace at::native::attn_cpu

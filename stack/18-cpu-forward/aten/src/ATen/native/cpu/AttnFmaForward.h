@@ -2,7 +2,7 @@
 
 #include <ATen/native/cpu/AttnScores.h>
 
-namespace at::native {
+namespace at::native::attn_cpu {
 inline namespace CPU_CAPABILITY {
 
 // The forward of a task by FMA. See Note [Tiles of attn].
@@ -10,22 +10,22 @@ template <typename S>
 class FmaForward {
  public:
   using T = at::opmath_type<S>;
-  static constexpr int64_t ROW_STEP = AttnFma<T>::MR;
+  static constexpr int64_t ROW_STEP = FmaProducts<T>::MR;
 
   // Offsets in the scratch memory, in elements of T.
   struct Layout {
     int64_t chunk; // rows of the tile
     bool few_rows; // of attn
     ScratchLayout scratch;
-    typename AttnScores<S>::Layout scores;
+    typename Scores<S>::Layout scores;
     int64_t tile, v_panels, acc, size;
 
     // Of all m rows some are a task's.
     Layout(int64_t rows, int64_t m, int64_t n, int64_t d, int64_t e)
         : chunk(std::min(at::round_up(rows, MR), MC)),
           few_rows(m <= MR / 2),
-          scores(scratch, m, chunk, std::min(n, ATTN_BLOCK), d, true, 0) {
-      n = std::min(n, ATTN_BLOCK);
+          scores(scratch, m, chunk, std::min(n, NC), d, true, 0) {
+      n = std::min(n, NC);
       tile = scratch.add(tile_size<T>(chunk, n));
       v_panels = scratch.add(Fma::packed_size(n, e));
       acc = scratch.add(
@@ -61,7 +61,7 @@ class FmaForward {
   }
 
  private:
-  using Fma = AttnFma<T>;
+  using Fma = FmaProducts<T>;
   static constexpr auto MR = Fma::MR;
   static constexpr int64_t MC = 96;
   static_assert(MC % MR == 0);
@@ -96,11 +96,11 @@ class FmaForward {
   }
 
   Layout layout_;
-  AttnScores<S> scores_;
+  Scores<S> scores_;
   T *tile_, *v_panels_, *acc_;
   int64_t ld_ = 0;
   typename Fma::Right v_right_{};
 };
 
 } // namespace CPU_CAPABILITY
-} // namespace at::native
+} // namespace at::native::attn_cpu

@@ -2,24 +2,23 @@
 #include <ATen/native/cpu/AttnKernel.h>
 
 #include <ATen/Dispatch.h>
-#include <ATen/native/cpu/AttnForward.h>
 #include <ATen/native/cpu/AttnKernels.h>
 #include <ATen/native/cpu/AttnTensors.h>
 
 // Note [Tiles of attn]
 // attn, its gradient and that of the scores are m x n. Of these only attn is
 // ever in memory, and written once. They exist as tiles, blocks of some rows
-// and at most ATTN_BLOCK columns, in a thread's scratch memory. Every sum over
+// and at most NC columns, in a thread's scratch memory. Every sum over
 // a tile starts from zero, and the sums of tiles are added in the tiles' order,
 // whichever threads they are on: results don't depend on the number of threads.
 // Scratch memory is bounded: d and e are at most ATTN_MAX_WIDTH.
 //
 // The kernels know no Tensor. From the outside in:
 //   AttnKernel.cpp    what ATen calls
-//   AttnTensors.h     tensors to pointers, sizes and strides; ATen's threads
+//   AttnTensors.h     tensors to pointers, sizes and strides; ATen's Runtime
 //   AttnKernels.h     which kernel for which dtype and sizes
 //   AttnForward.h     the tasks of the forward, some rows each
-//   AttnSchedule.h    tasks in order, ordered sums, scratch memory
+//   AttnSchedule.h    Runtime; tasks in order, ordered sums, scratch memory
 //   AttnFmaForward.h  a task by FMA, for any shape; others are in AttnKernels.h
 //   AttnScores.h      q kᵀ for a tile
 //   AttnFma.h         the micro-kernel, and products made of it
@@ -28,7 +27,7 @@
 //   AttnVec.h         loads and stores by vectors
 //   AttnMatrix.h      pointers, sizes and strides
 //
-// A new micro-kernel is AttnFma::kernel for other registers. A new kind of
+// A new micro-kernel is FmaProducts::kernel for other registers. A new kind of
 // kernel is a class like FmaForward and a line in AttnKernels.h. It has a
 // Layout, what it needs of scratch memory for tiles of some size, and is made
 // for a task from that layout and memory. It says
@@ -47,7 +46,7 @@ void attn_kernel(
     const Tensor& q,
     const Tensor& k,
     const Tensor& v) {
-  const auto sizes = sizes_of(q, v, attn);
+  const auto sizes = attn_cpu::sizes_of(q, v, attn);
   if (sizes.batch == 0) { // no attn: a sum without terms
     output.zero_();
     return;
@@ -55,17 +54,14 @@ void attn_kernel(
   AT_DISPATCH_FLOATING_TYPES_AND2(
       kBFloat16, kHalf, q.scalar_type(), "attn", [&] {
         using S = scalar_t;
-        const AttnForwardArgs<S> args{
+        const attn_cpu::ForwardArgs<S> args{
             sizes,
-            batch_of<S>(output),
-            batch_of<S>(attn),
-            batch_of<const S>(q),
-            batch_of<const S>(k),
-            batch_of<const S>(v)};
-        with_attn_kernels<S>(sizes, [&](auto kernels) {
-          using Tiles = typename decltype(kernels)::Forward;
-          attn_forward_by<S, Tiles>(args, AttnParallel());
-        });
+            attn_cpu::batch_of<S>(output),
+            attn_cpu::batch_of<S>(attn),
+            attn_cpu::batch_of<const S>(q),
+            attn_cpu::batch_of<const S>(k),
+            attn_cpu::batch_of<const S>(v)};
+        attn_cpu::forward(args, attn_cpu::aten_runtime());
       });
 }
 

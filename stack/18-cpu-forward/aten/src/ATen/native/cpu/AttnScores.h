@@ -3,12 +3,12 @@
 #include <ATen/native/cpu/AttnFma.h>
 #include <ATen/native/cpu/AttnSchedule.h>
 
-namespace at::native {
+namespace at::native::attn_cpu {
 inline namespace CPU_CAPABILITY {
 
 // C (M x N) = A (M x K) Bᵀ, with B (N x K): q kᵀ, or grad_output vᵀ, of a tile.
 template <typename S>
-class AttnScores {
+class Scores {
  public:
   using T = at::opmath_type<S>;
 
@@ -28,7 +28,7 @@ class AttnScores {
         int64_t terms,
         bool several,
         int64_t least)
-        : keeps(several), kc(std::min(ATTN_BLOCK, terms)) {
+        : keeps(several), kc(std::min(KC, terms)) {
       strip = scratch.add(Fma::MR * kc);
       panels = scratch.add(
           std::max(
@@ -37,7 +37,7 @@ class AttnScores {
     }
   };
 
-  AttnScores(const Layout& layout, T* scratch)
+  Scores(const Layout& layout, T* scratch)
       : layout_(layout),
         strip_(scratch + layout.strip),
         panels_(scratch + layout.panels) {}
@@ -75,11 +75,11 @@ class AttnScores {
   }
 
  private:
-  using Fma = AttnFma<T>;
+  using Fma = FmaProducts<T>;
 
   Layout layout_;
   T *strip_, *panels_;
 };
 
 } // namespace CPU_CAPABILITY
-} // namespace at::native
+} // namespace at::native::attn_cpu

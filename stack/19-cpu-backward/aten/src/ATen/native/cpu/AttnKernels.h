@@ -1,25 +1,26 @@
 #pragma once
 
+#include <ATen/native/cpu/AttnBackward.h>
 #include <ATen/native/cpu/AttnFmaBackward.h>
 #include <ATen/native/cpu/AttnFmaForward.h>
 
 // Which kernel computes attn, by its dtype and sizes. The first that fits;
 // FMA's fit all. See Note [Tiles of attn].
 
-namespace at::native {
+namespace at::native::attn_cpu {
 inline namespace CPU_CAPABILITY {
 
-template <typename ForwardKernel, typename BackwardKernel>
-struct AttnKernels {
-  using Forward = ForwardKernel;
-  using Backward = BackwardKernel;
-};
+// attn = tanh(q kᵀ), output = attn v
+template <typename S>
+void forward(const ForwardArgs<S>& args, const Runtime& runtime) {
+  forward_by<S, FmaForward<S>>(args, runtime);
+}
 
-// fn(the kernels for these sizes)
-template <typename S, typename F>
-void with_attn_kernels(const AttnSizes& /*sizes*/, const F& fn) {
-  fn(AttnKernels<FmaForward<S>, FmaBackward<S>>());
+// The gradients of q, k and v.
+template <typename S>
+void backward(const BackwardArgs<S>& args, const Runtime& runtime) {
+  backward_by<S, FmaBackward<S>>(args, runtime);
 }
 
 } // namespace CPU_CAPABILITY
-} // namespace at::native
+} // namespace at::native::attn_cpu
