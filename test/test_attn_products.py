@@ -55,10 +55,10 @@ void multiply(
   const auto operand = Fma::right(panels.data(), right, m, m <= Fma::MR / 2);
   if (way == 0) {
     copy_rows(copy.data(), k, left);
-    Fma::product(!add, m, n, {copy.data(), k}, operand, c, ldc);
+    Fma::product(add, m, n, {copy.data(), k}, operand, c, ldc);
   } else {
     copy_rows(copy.data(), rows, left.t());
-    Fma::product(!add, m, n, {copy.data(), rows, true}, operand, c, ldc);
+    Fma::product(add, m, n, {copy.data(), rows, true}, operand, c, ldc);
   }
 }
 

@@ -34,7 +34,7 @@ class GradBlocks {
             runtime,
             progress) {}
 
-  // Adds what multiply(first, dst) makes or, if not the first, adds to dst.
+  // Adds what multiply(accumulate, dst) makes or, to accumulate, adds to dst.
   // After the last addend, finish(block, total) if the total isn't the block
   // itself. The total of a block to which a single tile adds is the block or,
   // if `in_sums`, in `own` memory.
@@ -49,10 +49,10 @@ class GradBlocks {
       const G& finish) {
     if (addends_ == 1) {
       if constexpr (in_sums) {
-        multiply(true, own);
+        multiply(false, own);
         finish(block, own);
       } else {
-        multiply(true, block.data);
+        multiply(false, block.data);
       }
       return;
     }
@@ -63,13 +63,13 @@ class GradBlocks {
       }
     };
     if (!is_shared_) {
-      multiply(turn == 0, total);
+      multiply(turn > 0, total);
       finish_last(turn);
       return;
     }
-    multiply(true, sums_.slot(task));
+    multiply(false, sums_.slot(task));
     sums_.hand_in(task, index, turn, [&](int64_t next, const T* addend) {
-      add_sum(next == 0, total, addend, block.rows * block.cols);
+      add_sum(next > 0, total, addend, block.rows * block.cols);
       finish_last(next);
     });
   }
@@ -231,8 +231,8 @@ void backward_by(const BackwardArgs<S>& args, const Runtime& runtime) {
                 col_block,
                 args.grad_q[b].block(i, 0, tile_rows, d),
                 own,
-                [&](bool first, auto* dst) {
-                  operations.add_grad_q(first, dst);
+                [&](bool accumulate, auto* dst) {
+                  operations.add_grad_q(accumulate, dst);
                 },
                 [](const Matrix<S>& block, const T* total) {
                   convert(block.data, total, block.rows * block.cols);
@@ -257,12 +257,14 @@ void backward_by(const BackwardArgs<S>& args, const Runtime& runtime) {
                       });
                 }
               };
-          add_to_columns(args.grad_k, k_grad, d, [&](bool first, auto* dst) {
-            operations.add_grad_k(first, dst);
-          });
-          add_to_columns(args.grad_v, v_grad, e, [&](bool first, auto* dst) {
-            operations.add_grad_v(first, dst);
-          });
+          add_to_columns(
+              args.grad_k, k_grad, d, [&](bool accumulate, auto* dst) {
+                operations.add_grad_k(accumulate, dst);
+              });
+          add_to_columns(
+              args.grad_v, v_grad, e, [&](bool accumulate, auto* dst) {
+                operations.add_grad_v(accumulate, dst);
+              });
         });
   }
 }

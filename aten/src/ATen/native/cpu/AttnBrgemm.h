@@ -51,9 +51,9 @@ void for_brgemm_parts(int64_t rows, int64_t terms, const F& fn) {
   }
 }
 
-// Whether brgemm(sizes, add, a, pairs, sums) is sums (+)= a x for x in pairs:
-// not where it fails, nor where it takes x as it is. The numbers are integers
-// and so are the sums, whatever their order.
+// Whether brgemm(sizes, accumulate, a, pairs, sums) is sums (+)= a x for x in
+// pairs: not where it fails, nor where it takes x as it is. The numbers are
+// integers and so are the sums, whatever their order.
 template <typename S, typename F>
 bool multiplies_pairs(const F& brgemm) {
   constexpr int64_t M = 16, N = BRGEMM_COLS, K = 16;
@@ -75,8 +75,8 @@ bool multiplies_pairs(const F& brgemm) {
     }
   }
   try {
-    for (const bool add : {false, true}) {
-      brgemm(BrgemmSizes{M, N, K}, add, a, pairs, acc);
+    for (const bool accumulate : {false, true}) {
+      brgemm(BrgemmSizes{M, N, K}, accumulate, a, pairs, acc);
     }
   } catch (const std::exception&) {
     return false;
@@ -195,7 +195,7 @@ class BrgemmProducts {
     return Vec::loadu(gathered);
   }
 
-  // f(i, count) for i = 0, W, ...: count is W, a constant, but in the last
+  // fn(i, count) for i = 0, W, ...: count is W, a constant, but in the last
   template <typename F>
   static C10_ALWAYS_INLINE void for_vectors(int64_t size, const F& fn) {
     int64_t i = 0;
@@ -217,12 +217,12 @@ class BrgemmProducts {
   // out (+)= A B, by way of `acc`
   template <typename O>
   static void add_product(
-      bool first, const Left& a, const Right& b, T* acc, O* out) {
+      bool accumulate, const Left& a, const Right& b, T* acc, O* out) {
     for (int64_t row = 0; row < a.rows; row += MC, out += MC * b.cols) {
       const auto rows = std::min(MC, a.rows - row);
       for_vectors(b.cols, [&](int64_t col, int64_t count) {
         O* dst = out + col;
-        for (int64_t r = 0; !first && r < rows; ++r) {
+        for (int64_t r = 0; accumulate && r < rows; ++r) {
           for (int64_t c = 0; c < count; c += 64 / sizeof(O)) {
             prefetch_line(dst + r * b.cols + c);
           }
@@ -230,7 +230,7 @@ class BrgemmProducts {
         multiply_panel(a, row, b, col, acc);
         for (int64_t r = 0; r < rows; ++r, dst += b.cols) {
           const auto x = load<T>(acc + r * BRGEMM_LD, count);
-          store(dst, first ? x : load<T>(dst, count) + x, count);
+          store(dst, accumulate ? load<T>(dst, count) + x : x, count);
         }
       });
     }
@@ -365,10 +365,23 @@ class BrgemmProducts {
   // sums (+)= a x for a panel x in pairs. The only caller of brgemm: what
   // cpublas keeps a kernel for is `sizes` and `add`.
   static void brgemm(
-      const BrgemmSizes& sizes, bool add, const S* a, const S* pairs, T* acc) {
+      const BrgemmSizes& sizes,
+      bool accumulate,
+      const S* a,
+      const S* pairs,
+      T* acc) {
     const auto [rows, cols, terms] = sizes;
     cpublas::brgemm(
-        rows, cols, terms, BRGEMM_LD, cols, BRGEMM_LD, add, a, pairs, acc);
+        rows,
+        cols,
+        terms,
+        BRGEMM_LD,
+        cols,
+        BRGEMM_LD,
+        accumulate,
+        a,
+        pairs,
+        acc);
   }
 
   // C = rows row, row + 1, ... of A, at most MC, times the panel of B that
@@ -417,7 +430,7 @@ class BrgemmForward {
 
   template <typename O>
   void forward(
-      bool first,
+      bool accumulate,
       const Matrix<const S>& q,
       const Matrix<const S>& k,
       const Matrix<const S>& v,
@@ -442,7 +455,7 @@ class BrgemmForward {
               store(tile.at(r, col), x);
             });
       }
-      Brgemm::add_product(first, tile, values, acc_, out + i * v.cols);
+      Brgemm::add_product(accumulate, tile, values, acc_, out + i * v.cols);
     }
   }
 
@@ -534,15 +547,15 @@ class BrgemmBackward {
   }
 
   template <typename O>
-  void add_grad_q(bool first, O* total) {
+  void add_grad_q(bool accumulate, O* total) {
     const auto keys = Brgemm::right(k_pairs_, k_);
-    Brgemm::add_product(first, tile_, keys, acc_, total);
+    Brgemm::add_product(accumulate, tile_, keys, acc_, total);
   }
-  void add_grad_k(bool first, T* total) {
-    Brgemm::add_product(first, q_, tile_pairs_, acc_, total);
+  void add_grad_k(bool accumulate, T* total) {
+    Brgemm::add_product(accumulate, q_, tile_pairs_, acc_, total);
   }
-  void add_grad_v(bool first, T* total) {
-    Brgemm::add_product(first, grad_output_t_, attn_pairs_, acc_, total);
+  void add_grad_v(bool accumulate, T* total) {
+    Brgemm::add_product(accumulate, grad_output_t_, attn_pairs_, acc_, total);
   }
   // dst = totalᵀ
   static void finish_block(const Matrix<S>& dst, const T* total) {
@@ -574,7 +587,7 @@ class BrgemmBackward {
   static constexpr auto MC = Brgemm::MC, W = Brgemm::W;
   static constexpr int64_t AHEAD = 6; // rows, of which a line is on its way
 
-  // At most MC rows of the tiles, from the product in sums_ or without one.
+  // At most MC rows of the tiles, from the product in acc_ or without one.
   template <bool with_scores, bool has_product>
   void finish_rows(
       int64_t begin,

@@ -15,10 +15,10 @@ inline namespace CPU_CAPABILITY {
 
 // dst (+)= x
 template <typename T, typename O>
-void add_sum(bool first, O* dst, const T* x, int64_t count) {
+void add_sum(bool accumulate, O* dst, const T* x, int64_t count) {
   for (int64_t i = 0; i < count; i += pair_size<T>) {
     const auto y = load<T>(x + i, count - i);
-    store(dst + i, first ? y : load<T>(dst + i, count - i) + y, count - i);
+    store(dst + i, accumulate ? load<T>(dst + i, count - i) + y : y, count - i);
   }
 }
 

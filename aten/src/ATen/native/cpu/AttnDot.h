@@ -30,7 +30,7 @@ class Dot {
       const T* a,
       int64_t lda,
       const Matrix<const S>& b,
-      bool add,
+      bool accumulate,
       T* c,
       int64_t ldc) {
     // A vector of columns of C after the other: their rows of B are read from
@@ -42,16 +42,16 @@ class Dot {
         T* dst = c + row * ldc + col;
         switch (rows - row) {
           case 1:
-            tile<1>(left, lda, part, add, dst, ldc);
+            tile<1>(left, lda, part, accumulate, dst, ldc);
             break;
           case 2:
-            tile<2>(left, lda, part, add, dst, ldc);
+            tile<2>(left, lda, part, accumulate, dst, ldc);
             break;
           case 3:
-            tile<3>(left, lda, part, add, dst, ldc);
+            tile<3>(left, lda, part, accumulate, dst, ldc);
             break;
           default:
-            tile<4>(left, lda, part, add, dst, ldc);
+            tile<4>(left, lda, part, accumulate, dst, ldc);
         }
       }
     }
@@ -72,7 +72,7 @@ class Dot {
       const T* a,
       int64_t lda,
       const Matrix<const S>& b,
-      bool add,
+      bool accumulate,
       T* c,
       int64_t ldc) {
     constexpr int COLS = std::min<int64_t>(CHAINS / (R > 2 ? 4 : R), LANES);
@@ -88,7 +88,7 @@ class Dot {
       std::fill(partial[r][b.rows], partial[r][LANES], T(0));
       T* dst = c + r * ldc;
       const auto acc = sums_of(partial[r][0]);
-      (add ? Vec::loadu(dst) + acc : acc).store(dst);
+      (accumulate ? Vec::loadu(dst) + acc : acc).store(dst);
     }
   }
 

@@ -39,7 +39,7 @@ class FewColumns {
   // To a C of lower precision nothing is added.
   template <typename S, typename O>
   void product(
-      bool first,
+      bool accumulate,
       int64_t rows,
       const typename Fma::Left& a,
       const Matrix<const S>& b,
@@ -49,7 +49,7 @@ class FewColumns {
     const auto b_t = Fma::strip(b_t_, b.t());
     if (a.transposed) {
       const typename Fma::Right right{a.data, a.ld, terms, false};
-      Fma::product(true, cols, rows, b_t, right, c_t_, ld);
+      Fma::product(false, cols, rows, b_t, right, c_t_, ld);
     } else {
       const Matrix<const T> a_rows{a.data, rows, terms, a.ld, 1};
       Dot<T>::product(cols, b_t.data, b_t.ld, a_rows, false, c_t_, ld);
@@ -60,7 +60,7 @@ class FewColumns {
       result = c_;
     }
     if constexpr (std::is_same_v<T, O>) {
-      add_sum(first, c, result, rows * cols);
+      add_sum(accumulate, c, result, rows * cols);
     } else {
       convert(c, result, rows * cols);
     }

@@ -151,18 +151,18 @@ class FmaProducts {
       int64_t terms,
       const Left& a,
       const Panel& b,
-      bool add,
+      bool accumulate,
       T* c,
       int64_t ldc) {
     const auto with_rows = [&](auto v, auto transposed) {
       constexpr int V = decltype(v)::value;
       constexpr bool is_t = decltype(transposed)::value;
       if (rows > MR / 2) {
-        kernel<MR, 1, V, is_t>(rows, terms, a, b, add, c, ldc);
+        kernel<MR, 1, V, is_t>(rows, terms, a, b, accumulate, c, ldc);
       } else if (rows > 1) {
-        kernel<MR / 2, 2, V, is_t>(rows, terms, a, b, add, c, ldc);
+        kernel<MR / 2, 2, V, is_t>(rows, terms, a, b, accumulate, c, ldc);
       } else {
-        kernel<1, MR / 2, V, is_t>(rows, terms, a, b, add, c, ldc);
+        kernel<1, MR / 2, V, is_t>(rows, terms, a, b, accumulate, c, ldc);
       }
     };
     const auto with_width = [&](auto transposed) {
@@ -186,7 +186,7 @@ class FmaProducts {
 
   // C (+)= A B. Of A, rows up to a multiple of MR are read as well.
   static void product(
-      bool first,
+      bool accumulate,
       int64_t rows,
       int64_t cols,
       const Left& a,
@@ -198,12 +198,12 @@ class FmaProducts {
     const auto part = part_of(b);
     for (int64_t p = 0; p == 0 || p < b.rows; p += part) {
       const auto terms = std::min(part, b.rows - p);
-      const bool sets = first && p == 0;
+      const bool adds = accumulate || p > 0;
       const auto add_tile = [&](int64_t row, int64_t col, int64_t width) {
         const auto count = std::min(width * LANES, cols - col);
         const auto strip = std::min(MR, rows - row);
         T* dst = c + row * ldc + col;
-        for (int64_t r = 0; !sets && r < strip; ++r) {
+        for (int64_t r = 0; adds && r < strip; ++r) {
           for (int64_t j = 0; j < count; j += LINE) {
             prefetch_line(dst + r * ldc + j);
           }
@@ -213,7 +213,7 @@ class FmaProducts {
             terms,
             a.from(row, p),
             b.panel(col, width, count, p),
-            !sets,
+            adds,
             dst,
             ldc);
       };
@@ -240,7 +240,7 @@ class FmaProducts {
   template <typename O>
   static void product_by(
       T* acc,
-      bool first,
+      bool accumulate,
       int64_t rows,
       int64_t cols,
       const Left& a,
@@ -248,8 +248,8 @@ class FmaProducts {
       O* c,
       int64_t ldc) {
     if constexpr (std::is_same_v<T, O>) {
-      if (first || b.rows <= part_of(b)) {
-        product(first, rows, cols, a, b, c, ldc);
+      if (!accumulate || b.rows <= part_of(b)) {
+        product(accumulate, rows, cols, a, b, c, ldc);
         return;
       }
     }
@@ -257,10 +257,10 @@ class FmaProducts {
     const bool flat = cols == ldc;
     for (int64_t row = 0; row < rows; row += some) {
       const auto count = std::min(some, rows - row);
-      product(true, count, cols, a.from(row, 0), b, acc, cols);
+      product(false, count, cols, a.from(row, 0), b, acc, cols);
       for (int64_t i = 0; i < (flat ? 1 : count); ++i) {
         O* dst = c + (row + i) * ldc;
-        add_sum(first, dst, acc + i * cols, flat ? count * cols : cols);
+        add_sum(accumulate, dst, acc + i * cols, flat ? count * cols : cols);
       }
     }
   }
@@ -273,7 +273,7 @@ class FmaProducts {
   // C (+)= A B for a packed B of `cols` columns, a strip of A after the other.
   template <typename S>
   static C10_ALWAYS_INLINE void product_of_strips(
-      bool add,
+      bool accumulate,
       const Matrix<const S>& a,
       const Right& b,
       int64_t cols,
@@ -286,7 +286,8 @@ class FmaProducts {
       for_panels(cols, [&](int64_t col, int64_t width) {
         const auto panel =
             b.panel(col, width, std::min(width * LANES, cols - col));
-        multiply(rows, a.cols, left, panel, add, c + row * ldc + col, ldc);
+        multiply(
+            rows, a.cols, left, panel, accumulate, c + row * ldc + col, ldc);
       });
     }
   }
@@ -364,7 +365,7 @@ class FmaProducts {
       int64_t terms,
       const Left& left,
       const Panel& panel,
-      bool add,
+      bool accumulate,
       T* c,
       int64_t ldc) {
     const T* a = left.data;
@@ -420,9 +421,9 @@ class FmaProducts {
       }
       T* dst = c + i / V * ldc + i % V * LANES;
       if constexpr (decltype(i)::value % V == V - 1) {
-        last.store(dst, add ? last.load(dst) + sum : sum);
+        last.store(dst, accumulate ? last.load(dst) + sum : sum);
       } else {
-        (add ? Vec::loadu(dst) + sum : sum).store(dst);
+        (accumulate ? Vec::loadu(dst) + sum : sum).store(dst);
       }
     });
   }

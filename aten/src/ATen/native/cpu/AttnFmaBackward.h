@@ -91,16 +91,21 @@ class FmaBackward {
   }
 
   template <typename O>
-  void add_grad_q(bool first, O* total) {
-    add_to(first, rows_, {tile_, ld_, transposed_}, k_, total);
+  void add_grad_q(bool accumulate, O* total) {
+    add_to(accumulate, rows_, {tile_, ld_, transposed_}, k_, total);
   }
   template <typename O>
-  void add_grad_k(bool first, O* total) {
-    add_to(first, cols_, {tile_, ld_, !transposed_}, q_, total);
+  void add_grad_k(bool accumulate, O* total) {
+    add_to(accumulate, cols_, {tile_, ld_, !transposed_}, q_, total);
   }
   template <typename O>
-  void add_grad_v(bool first, O* total) {
-    add_to(first, cols_, {attn_tile_, ld_, !transposed_}, grad_output_, total);
+  void add_grad_v(bool accumulate, O* total) {
+    add_to(
+        accumulate,
+        cols_,
+        {attn_tile_, ld_, !transposed_},
+        grad_output_,
+        total);
   }
   static void finish_block(const Matrix<S>& dst, const T* total) {
     convert(dst.data, total, dst.rows * dst.cols);
@@ -129,20 +134,21 @@ class FmaBackward {
   // precision
   template <typename O>
   void add_to(
-      bool first,
+      bool accumulate,
       int64_t rows,
       const typename Fma::Left& a,
       const Matrix<const S>& x,
       O* out) {
     if (Few::fits(x.cols)) {
-      few_.product(first, rows, a, x, out);
+      few_.product(accumulate, rows, a, x, out);
       return;
     }
     for (int64_t p = 0; p < x.cols; p += NC) {
       const auto cols = std::min(NC, x.cols - p);
       const auto right = Fma::right(
           scores_.panels(), x.block(0, p, x.rows, cols), rows, rows <= FEW);
-      Fma::product_by(products_, first, rows, cols, a, right, out + p, x.cols);
+      Fma::product_by(
+          products_, accumulate, rows, cols, a, right, out + p, x.cols);
     }
   }
 

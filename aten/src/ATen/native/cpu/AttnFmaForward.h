@@ -58,7 +58,7 @@ class FmaForward {
 
   template <typename O>
   void forward(
-      bool first,
+      bool accumulate,
       const Matrix<const S>& q,
       const Matrix<const S>& k,
       const Matrix<const S>& v,
@@ -76,7 +76,7 @@ class FmaForward {
         make_scores(i > 0, q_rows, k);
         finish(attn_rows, stream);
       }
-      add_output(first, i == 0, rows, q.rows, v, out + i * v.cols);
+      add_output(accumulate, i == 0, rows, q.rows, v, out + i * v.cols);
     }
   }
 
@@ -128,7 +128,7 @@ class FmaForward {
   // out (+)= attn v, for `rows` rows of a task's `all_rows`
   template <typename O>
   void add_output(
-      bool first,
+      bool accumulate,
       bool pack,
       int64_t rows,
       int64_t all_rows,
@@ -136,13 +136,14 @@ class FmaForward {
       O* out) {
     const typename Fma::Left attn{tile_, ld_, layout_.transposed};
     if (Few::fits(v.cols)) {
-      few_.product(first, rows, attn, v, out);
+      few_.product(accumulate, rows, attn, v, out);
       return;
     }
     if (pack) {
       v_right_ = Fma::right(v_panels_, v, all_rows, layout_.few_rows);
     }
-    Fma::product_by(acc_, first, rows, v.cols, attn, v_right_, out, v.cols);
+    Fma::product_by(
+        acc_, accumulate, rows, v.cols, attn, v_right_, out, v.cols);
   }
 
   Layout layout_;

@@ -122,7 +122,7 @@ void forward_by(const ForwardArgs<S>& args, const Runtime& runtime) {
           for (int64_t j = begin; j < end; j += NC) {
             const auto cols = std::min(NC, n - j);
             tiles.forward(
-                j == begin,
+                j > begin,
                 q,
                 k.block(j, 0, cols, d),
                 v.block(j, 0, cols, e),
@@ -145,12 +145,12 @@ void forward_by(const ForwardArgs<S>& args, const Runtime& runtime) {
         sums.hand_in(
             task, place, col_group, [&](int64_t turn, const T* addend) {
               if constexpr (has_totals) {
-                add_sum(turn == 0, totals[place], addend, count);
+                add_sum(turn > 0, totals[place], addend, count);
                 if (turn == col_groups - 1) {
                   convert(output.data, totals[place], count);
                 }
               } else {
-                add_sum(turn == 0, output.data, addend, count);
+                add_sum(turn > 0, output.data, addend, count);
               }
             });
       });

@@ -133,7 +133,7 @@ class Scores {
   // The rows of B are read where they are or, if they aren't dense, copied: the
   // order of sums must not depend on that.
   void add_dots(
-      bool add,
+      bool accumulate,
       const Matrix<const S>& a,
       const Matrix<const S>& b,
       T* c,
@@ -149,7 +149,7 @@ class Scores {
       }
       dense = {copy, b.rows, b.cols, b.cols, 1};
     }
-    Dot<S>::product(a.rows, strip_, a.cols, dense, add, c, ldc);
+    Dot<S>::product(a.rows, strip_, a.cols, dense, accumulate, c, ldc);
   }
 
   Layout layout_;

@@ -63,7 +63,7 @@ class TinyForward {
 
   template <typename O>
   void forward(
-      bool /*first*/,
+      bool /*accumulate*/,
       const Matrix<const S>& q,
       const Matrix<const S>& k,
       const Matrix<const S>& v,
@@ -126,15 +126,15 @@ class TinyBackward {
   }
 
   template <typename O>
-  void add_grad_q(bool /*first*/, O* grad) {
+  void add_grad_q(bool /*accumulate*/, O* grad) {
     TinyProducts<S>::multiply(scores(), tile_.k, grad);
   }
   template <typename O>
-  void add_grad_k(bool /*first*/, O* grad) {
+  void add_grad_k(bool /*accumulate*/, O* grad) {
     TinyProducts<S>::multiply(scores().t(), tile_.q, grad);
   }
   template <typename O>
-  void add_grad_v(bool /*first*/, O* grad) {
+  void add_grad_v(bool /*accumulate*/, O* grad) {
     TinyProducts<S>::multiply(tile_.attn.t(), tile_.grad_output, grad);
   }
   static void finish_block(const Matrix<S>& dst, const T* total) {

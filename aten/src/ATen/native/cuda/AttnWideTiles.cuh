@@ -21,7 +21,7 @@ __device__ inline float high(float x) {
   return __uint_as_float((__float_as_uint(x) + 0x1000) & 0xffffe000);
 }
 
-// What is summed apart from it is finite only if `of` is: an inf has no lo.
+// acc + rest or, if acc is infinite or NaN, acc: the rest of an inf is NaN.
 __device__ inline float with_rest(float acc, float rest) {
   return acc - acc == 0 ? acc + rest : acc;
 }

@@ -43,7 +43,7 @@ class FmaForward {
 
   template <typename O>
   void forward(
-      bool first,
+      bool accumulate,
       const Matrix<const S>& q,
       const Matrix<const S>& k,
       const Matrix<const S>& v,
@@ -56,7 +56,7 @@ class FmaForward {
       clear_edges(tile_, rows, attn.cols, ld_);
       scores_.product(i > 0, q.block(i, 0, rows, q.cols), k, tile_, ld_);
       finish(attn.block(i, 0, rows, attn.cols), stream);
-      add_output(first, i == 0, rows, q.rows, v, out + i * v.cols);
+      add_output(accumulate, i == 0, rows, q.rows, v, out + i * v.cols);
     }
   }
 
@@ -82,7 +82,7 @@ class FmaForward {
   // out (+)= tile v, for `rows` rows of a task's `all_rows`
   template <typename O>
   void add_output(
-      bool first,
+      bool accumulate,
       bool pack,
       int64_t rows,
       int64_t all_rows,
@@ -92,7 +92,7 @@ class FmaForward {
       v_right_ = Fma::right(v_panels_, v, all_rows, layout_.few_rows);
     }
     Fma::product_by(
-        acc_, first, rows, v.cols, {tile_, ld_}, v_right_, out, v.cols);
+        acc_, accumulate, rows, v.cols, {tile_, ld_}, v_right_, out, v.cols);
   }
 
   Layout layout_;
