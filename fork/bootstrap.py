@@ -18,10 +18,10 @@ from fork.errors import ForkError, cause
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 VENV = os.path.join(ROOT, ".venv")
 OLDEST = (3, 11)
-# What the graft imports, installs with and calls: of requirements.txt what no test or lint needs.
+# The graft imports these modules and calls these programs. (Tests and lint need more.)
 MODULES = ("click", "packaging", "pip", "rich", "typing_extensions", "wheel", "yaml")
 TOOLS = ("cmake", "ninja")
-# In a virtual environment's site-packages: says where another Python has its packages.
+# A file in a virtual environment's site-packages that says where another Python's packages are.
 BORROWED = "borrowed.pth"
 
 
@@ -62,7 +62,7 @@ def read(path):
 
 def new_venv(venv, *options):
     shutil.rmtree(venv, ignore_errors=True)
-    # The base interpreter: a virtual environment made from another's would hang on that one.
+    # It is the base interpreter's: one made from another environment would depend on that.
     base = getattr(sys, "_base_executable", None) or sys.executable
     run([base, "-m", "venv", venv] + list(options), "python -m venv fails")
 
@@ -101,7 +101,7 @@ def borrow_venv(venv):
         raise ForkError(
             "{} is what is to be made: name another with PYTHON=".format(sys.executable)
         )
-    # Both pip's place and Debian's, the user's own too; not the folders of PYTHONPATH.
+    # These are pip's, Debian's and the user's own places, but not the folders of PYTHONPATH.
     names = ("site-packages", "dist-packages")
     packages = [p for p in sys.path if os.path.basename(p) in names and os.path.isdir(p)]
     scripts = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
@@ -111,7 +111,7 @@ def borrow_venv(venv):
     if missing:
         what = "BASE=installed takes all from {}, which lacks {}"
         raise ForkError(what.format(sys.executable, ", ".join(missing)))
-    # Where the real ones are missing, the last folder has stand-ins.
+    # The last folder has stand-ins for packages that are missing.
     lines = packages + [os.path.join(ROOT, "fork", "suites", "stand_ins")]
     stamp = os.path.join(venv, ".borrowed")
     wanted = "\n".join([sys.version] + lines + [tools[tool] for tool in TOOLS])
@@ -133,7 +133,7 @@ def borrow_venv(venv):
 
 
 def chosen_base(args, environment):
-    """What --base says, otherwise BASE; None for the default."""
+    """Returns what --base names or, without it, the variable BASE; None for the default."""
     for at, arg in enumerate(args):
         if arg == "--base" and at + 1 < len(args):
             return args[at + 1]

@@ -27,18 +27,18 @@ from rich.text import Text
 from fork.errors import ForkError, cause
 
 console = Console(highlight=False, soft_wrap=True)
-# A step of Ninja: how many are done, of how many, and what it makes.
+# A line that Ninja prints for a step: steps done, steps in all, and what it makes.
 NINJA = re.compile(r"\[(\d+)/(\d+)\] .*?([^/ ]+)$")
 
 
 def print_wide(renderable: RenderableType) -> None:
-    """Prints with no line broken, of a table too, also where the width is unknown, as in a log."""
+    """Prints without breaking a line, even where the width is unknown, as in a log."""
     wide = max(console.width, 120)
     Console(width=wide, highlight=False, soft_wrap=True).print(renderable)
 
 
 def new_table(title: str) -> Table:
-    """A table that is narrow, so that a row fits in a terminal."""
+    """Makes a narrow table, so that a row fits in a terminal."""
     return Table(title=title, title_justify="left", show_footer=True, box=SIMPLE, padding=0)
 
 
@@ -58,7 +58,7 @@ class Step:
 
 
 class Remaining(TimeRemainingColumn):
-    """The time that is left, of a step that knows how much there is to do."""
+    """Shows the time that is left, if the step knows how much there is to do."""
 
     def render(self, task: Task) -> Text:
         return Text() if task.total is None else super().render(task)
@@ -75,7 +75,7 @@ def step(title: str) -> Iterator[Step]:
         *(SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=20)),
         *(TimeElapsedColumn(), Remaining(elapsed_when_finished=False)),
     )
-    # Whatever else is printed meanwhile comes above the line.
+    # What is printed while the block runs appears above the line.
     settings = {"console": console, "transient": True, "disable": not console.is_terminal}
     with Progress(*columns, **settings) as progress:
         running = Step(progress, title)

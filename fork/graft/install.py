@@ -1,4 +1,4 @@
-"""A graft put into a virtual environment; a kill in the middle spoils nothing."""
+"""Installs a graft in a virtual environment; a kill in the middle does no harm."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def exchange(graft: Graft, venv: Path) -> bool:
             content = (graft.stage / path).read_bytes()
             digest = urlsafe_b64encode(sha256(content).digest()).decode()
             wanted[path] = (graft.stage / path, [f"sha256={digest}", str(len(content))])
-        # What tells of the wheel or was added by pip is the same for every graft of the base.
+        # The files that describe the wheel, and pip's own, are the same for every graft of a base.
         same = re.compile(rf"torch-[^/]+\.dist-info/.*|torch/version\.py|{ADDED.pattern}")
         wanted = {path: of for path, of in wanted.items() if not same.fullmatch(path)}
         changed = [path for path, (_, row) in wanted.items() if rows.get(path) != row]
@@ -80,7 +80,7 @@ def exchange(graft: Graft, venv: Path) -> bool:
 
 
 def _rows(record: str) -> dict[str, list[str]]:
-    """What a RECORD says of each path: its hash and size."""
+    """Returns the hash and the size of each path in a RECORD."""
     return {row[0]: row[1:] for row in csv.reader(record.splitlines()) if row}
 
 
@@ -120,7 +120,7 @@ def install(wheel: Path, fingerprint: str, venv: Path) -> None:
         # The version stays the same from one graft to the next, so pip must be told to replace it.
         run([*pip, "--no-index", "--force-reinstall", "--no-deps", wheel], log, wrong)
         if (site / BORROWED).exists():
-            link_libraries(site)  # what torch needs beside itself is there, or nowhere
+            link_libraries(site)  # torch's dependencies are there, or nowhere
         else:
             run([*pip, wheel], log, wrong)
         stamp.write_text(fingerprint)

@@ -15,7 +15,7 @@ from fork.overlay.upstream import UNPACKED, Upstream
 
 
 def at_hand() -> list[Upstream]:
-    """Every pristine PyTorch below build/: wheels and source trees."""
+    """Yields every pristine PyTorch below build/: wheels and source trees."""
     places = [p.parent for p in sorted(paths.BASES.glob(f"*/{UNPACKED}"))]
     unpacked = {p.name for p in places}
     places += [p for p in sorted(paths.BASES.glob("*.whl")) if p.stem not in unpacked]
@@ -25,20 +25,20 @@ def at_hand() -> list[Upstream]:
 
 
 def check(stack: Stack, *, fetch: bool = False, others: Iterable[Path] = ()) -> list[str]:
-    """What is wrong with the stack: its rules, and each commit's anchors in each PyTorch at hand.
+    """Finds what is wrong with the stack: with its rules, and its anchors in each PyTorch at hand.
 
     With `fetch` a small wheel of every supported release is downloaded first; `others` are further
     PyTorches. Prints a line for each. A stack that breaks the rules is not resolved.
     """
     if problems := stack.problems():
-        return problems  # a tree with files missing cannot be
+        return problems  # without these files no tree can be made
     console.print(f"{len(stack.commits)} commits, {len(stack.tree())} files: sound")
     if fetch:
         fetch_anchors(paths.ANCHORS)
     upstreams = [*at_hand(), *map(Upstream, others)]
     edited = [target for path in stack.tree() if (target := target_of(path))]
     for upstream in upstreams:
-        found: dict[str, str] = {}  # what does not fit -> the first commit that has it
+        found: dict[str, str] = {}  # what does not fit -> the first commit in which it doesn't
         for commit in stack.commits:
             try:
                 resolve(stack.tree(commit.number), upstream)

@@ -16,7 +16,7 @@ from fork.overlay.stack import DERIVATIVES, NATIVE, Commit, Stack, files_under, 
 from fork.project import FILE, PROJECT
 
 HERE = Path(__file__).parent / "skeleton"
-# A type of a schema -> in C++, and a value for the samples.
+# A schema's type -> the type in C++, and a value for the samples.
 TYPES = {
     "Tensor": ("const Tensor&", ""),
     "Scalar": ("const Scalar&", "0.5"),
@@ -24,7 +24,7 @@ TYPES = {
     "int": ("int64_t", "2"),
     "bool": ("bool", "True"),
 }
-# Of this repository, what another one needs: the machinery, and what drives it.
+# What a new repository gets from this one: the machinery, and what drives it.
 MACHINERY = (
     *("fork", "CMakeLists.txt", "Makefile", "pyproject.toml", "requirements.txt", "setup.py"),
     *(".clang-format", ".gitignore", ".yamllint"),
@@ -126,7 +126,7 @@ def new(root: Path, name: str, schema: str, into: Path | None = None) -> list[st
 
 
 def parse(name: str, schema: str) -> Operator:
-    """What PyTorch's own parser makes of it; a ForkError says what is wrong."""
+    """Parses the schema with PyTorch's own parser; raises ForkError with what is wrong."""
     if not NAME.fullmatch(name):
         raise ForkError(f"{name}: an operator is named in small letters, say log_cosh")
     text = schema.strip()
@@ -178,7 +178,7 @@ def upstream_has(name: str) -> bool:
 
 
 def skeleton(op: Operator) -> dict[str, str]:
-    """Path -> text, of an edit what it adds."""
+    """Returns the text of each file, by its path; of an edit, what it adds."""
     derivative = []
     if len(op.results) > 1:
         named = f"grad_{op.results[0]}" if op.results[0] else "grads[0]"
@@ -228,7 +228,7 @@ def skeleton(op: Operator) -> dict[str, str]:
 
 
 def fill(template: str, op: Operator) -> str:
-    """A file of skeleton/ for this operator."""
+    """Fills in a file of skeleton/ for this operator."""
     tensors = op.tensors
     shapes = [f"shape_{t}" if len(tensors) > 1 else "shape" for t in tensors]
     values = {a.name: TYPES[a.type][1] for a in op.arguments}
@@ -257,7 +257,7 @@ def fill(template: str, op: Operator) -> str:
 
 
 def joined(path: str, old: str, more: str) -> str:
-    """An edit file with the blocks of `more`, each in the block that has its place already."""
+    """Adds the blocks of `more` to an edit file; a place that has a block gets no second one."""
     lines, added = old.splitlines(), more.splitlines()
     blocks = Edit.parse(path, more).blocks
     for block in blocks:
@@ -283,7 +283,7 @@ def keep_version(stack: Stack, commits: Iterable[Commit], path: str) -> None:
 
 
 def copy_machinery(root: Path, into: Path, op: Operator) -> None:
-    """What a repository of one's own needs to graft, test and send its operators."""
+    """Copies what a new repository needs to graft, test and send its operators."""
     into.mkdir(parents=True, exist_ok=True)
     for name in MACHINERY:
         if (root / name).is_file():

@@ -14,8 +14,7 @@ from packaging.version import Version
 from fork.console import Step, run, step
 
 RELEASES = yaml.safe_load((Path(__file__).parent / "releases.yaml").read_text())
-# The first pip that can say how far a download is for programs to read, and what it says then:
-# the bytes that are here, of how many.
+# The first pip that reports a download's progress for programs: the bytes that are here, and all.
 RAW = Version("24.1")
 PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 
@@ -70,6 +69,6 @@ def fetch_anchors(folder: Path) -> None:
         with step(f"download torch {release} for its anchors") as doing:
             platforms = [f"--platform=macosx_{n}_0_arm64" for n in (11, 14)]
             python = ("--implementation=cp", "--python-version=3.11")
-            # A user's constraints are for what is installed; these wheels are only read.
+            # A user's constraints do not matter: these wheels are read, not installed.
             free = os.environ | {"PIP_CONSTRAINT": os.devnull}
             download_wheel(release, folder, doing, options=(*platforms, *python), env=free)

@@ -79,7 +79,7 @@ def absorb(stack: Stack, tree: Path) -> list[str]:
 
 
 def _name(found: Found, known: Mapping[str, Commit], before: list[Commit]) -> str:
-    """What a commit's folder is called after its number: as it was or, if new, by its title."""
+    """Returns the name of a commit's folder, without the number; a new one is made of the title."""
     if found.folder and found.folder not in known:
         raise ForkError(f"{found}: the stack has no commit {found.folder}")
     words = re.sub(r"[^a-z0-9]+", "-", _title(found).lower()).strip("-")
@@ -97,7 +97,7 @@ def _title(found: Found) -> str:
 
 
 def _changed(git: Git, upstream: Revision, found: Found) -> dict[str, bytes]:
-    """Path -> content of each file that differs from upstream after a commit."""
+    """Returns the files that differ from upstream after a commit, by their paths."""
     blobs = git.blobs(found.hash)
     if gone := sorted(set(upstream.blobs) - set(blobs)):
         raise ForkError(f"{git.folder}: {found} removes {gone[0]}; the overlay only adds lines")
@@ -111,9 +111,9 @@ def _changed(git: Git, upstream: Revision, found: Found) -> dict[str, bytes]:
 def _overlay(
     stack: Stack, commit: Commit, before: Texts, upstream: Revision, wanted: dict[str, bytes]
 ) -> Texts:
-    """The overlay `before`, changed by `commit` such that it gives the files `wanted`.
+    """Changes the overlay `before`, for `commit`, so that it gives the files `wanted`.
 
-    What the stack has of a file is taken as it is where it gives what is wanted.
+    Where the stack's own version of a file gives what is wanted, it is taken unchanged.
     """
     versions = {path: stack.file(commit, path).read_text() for path in commit.files}
     overlay = {p: text for p, text in (before | versions).items() if p not in commit.removes}
@@ -144,7 +144,7 @@ def _overlay(
 
 
 def _resolve(overlay: Texts, upstream: Revision) -> dict[str, bytes]:
-    """What the overlay makes of upstream's files."""
+    """Applies the overlay to upstream's files, and returns those that it changes."""
     with tempfile.TemporaryDirectory() as scratch:
         files = {path: Path(scratch, str(i)) for i, path in enumerate(overlay)}
         for path, file in files.items():
@@ -153,7 +153,7 @@ def _resolve(overlay: Texts, upstream: Revision) -> dict[str, bytes]:
 
 
 def _known_edit(stack: Stack, place: str, old: str, new: str, upstream: Revision) -> str | None:
-    """The version of an edit file in the stack that makes `new` of `old`, if there is one."""
+    """Returns the stack's version of an edit file that makes `new` of `old`, or None."""
     for commit in (c for c in stack.commits if place in c.files):
         text = stack.file(commit, place).read_text()
         edit = Edit.parse(place, text)
@@ -163,7 +163,7 @@ def _known_edit(stack: Stack, place: str, old: str, new: str, upstream: Revision
 
 
 def edit_of(path: str) -> str:
-    """The edit file of upstream's `path`."""
+    """Returns the path of the file that edits upstream's `path`."""
     file = Path(path)
     edit = file.with_name(f"{file.stem}.edit{file.suffix}").as_posix()
     if target_of(edit) != path:
@@ -172,9 +172,9 @@ def edit_of(path: str) -> str:
 
 
 def edit_again(path: str, text: str, old: str, new: str, upstream: Revision) -> str:
-    """The edit file `path`, which says `text`, changed such that it makes `new` of `old`.
+    """Changes `text`, the edit file `path`, so that it makes `new` of `old`.
 
-    Blocks that don't hold for `upstream` stay as they are. Empty if nothing is left.
+    Blocks that don't hold for `upstream` stay as they are. Returns "" if no block is left.
     """
     lines, goal = old.splitlines(), new.splitlines()
     edit = Edit.parse(path, text) if text else None
@@ -184,7 +184,7 @@ def edit_again(path: str, text: str, old: str, new: str, upstream: Revision) -> 
         added = _insertions(path, lines, goal)
     out = text.splitlines()
     blocks = {start: (block, blanks) for block, start, blanks in places}
-    # From the end, so that line numbers of blocks stay right.
+    # It goes from the last block to the first: a change moves the lines after it.
     for start, (block, blanks) in sorted(blocks.items(), key=lambda b: -b[1][0].line):
         first = block.line + len(block.only)
         last = first + len(block.lines)
@@ -204,7 +204,7 @@ def edit_again(path: str, text: str, old: str, new: str, upstream: Revision) -> 
 
 
 def _between(starts: list[int], lines: list[str], goal: list[str]) -> dict[int, list[str]] | None:
-    """What `goal` has at each of `starts`, if it is `lines` but for that; else None."""
+    """Returns what `goal` adds at each of `starts`; None if `lines` changed elsewhere too."""
     starts = sorted(starts)
     at = starts[0] if starts else 0
     if not starts or goal[:at] != lines[:at]:
@@ -224,7 +224,7 @@ def _between(starts: list[int], lines: list[str], goal: list[str]) -> dict[int, 
 
 
 def _insertions(path: str, lines: list[str], goal: list[str]) -> dict[int, list[str]]:
-    """Before which of `lines` `goal` has more, and what."""
+    """Returns what `goal` adds, by the number of the line that it is added before."""
     found = {}
     for kind, start, _, begin, stop in SequenceMatcher(None, lines, goal).get_opcodes():
         if kind == "insert":
@@ -264,7 +264,7 @@ def _new_block(path: str, text: str, start: int, lines: list[str], added: list[s
 
 
 def parse_message(found: Found) -> tuple[str, str]:
-    """The title and the body of commit.md that a real commit's message stands for."""
+    """Makes title and body of commit.md from a real commit's message."""
     rest = found.message.partition("\n")[2]
     text = re.split(rf"^{TRAILER}: ", rest, flags=re.M)[0].strip("\n")
     parts = re.split(rf"^(?:{'|'.join(map(re.escape, SECTIONS[1:]))}):$", text, flags=re.M)
@@ -281,7 +281,7 @@ def parse_message(found: Found) -> tuple[str, str]:
 
 
 def _lay_out(commits: list[Commit], overlays: list[Texts], root: Path) -> None:
-    """Writes stack and overlay below `root`, each version of a file where it belongs."""
+    """Writes the stack and the overlay below `root`, each version of a file where it belongs."""
     files: Texts = {}
     last = {path: commit for commit in commits for path in commit.files if path in overlays[-1]}
     for commit, overlay in zip(commits, overlays, strict=True):
@@ -295,7 +295,7 @@ def _lay_out(commits: list[Commit], overlays: list[Texts], root: Path) -> None:
 
 
 def _take_over(made: Path, stack: Stack) -> list[str]:
-    """Makes the repository of `stack` have the overlay below `made`, and no other."""
+    """Replaces the overlay and the stack of `stack`'s repository by those below `made`."""
     new = {path: (made / path).read_bytes() for path in files_under(made)}
     have = {*stack.overlay_files(), *(f"stack/{p}" for p in files_under(stack.root / "stack"))}
     keep = {"stack/README.md", "stack/results.json"}

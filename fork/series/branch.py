@@ -14,13 +14,13 @@ from fork.overlay import TRAILER, Stack, Upstream, resolve
 from fork.project import PROJECT
 from fork.series.git import Git, Revision
 
-# The same every time, so that the hashes are.
+# The author and the dates are always the same, so that the hashes are.
 EMAIL = f"torch-{PROJECT}@example.invalid"
 IDENTITY = f"torch.{PROJECT} <{EMAIL}>"
 EPOCH = 1767225600  # 2026-01-01, in UTC; each commit is a minute after the one before it
 PENDING = "refs/fork/pending"  # holds the new commits until the branch does
 SERIES = "series"
-# Nothing that differs between versions of git.
+# These options keep out of a patch what differs between versions of git.
 FORMAT = ("--keep-subject", "--zero-commit", "--full-index", "--no-signature", "--no-stat")
 
 
@@ -68,7 +68,7 @@ def write_commits(git: Git, stack: Stack, upstream: Upstream, base: str | None) 
 
 
 def _stream(stack: Stack, upstream: Upstream, base: str | None) -> Iterator[bytes]:
-    """What `git fast-import` reads."""
+    """Yields the stack in the form that `git fast-import` reads."""
     trees = _trees(stack, upstream)
     before: dict[str, bytes] = {}
     if base is None:
@@ -93,7 +93,7 @@ def _stream(stack: Stack, upstream: Upstream, base: str | None) -> Iterator[byte
 
 
 def _trees(stack: Stack, upstream: Upstream) -> list[dict[str, bytes]]:
-    """What each commit's tree has that differs from upstream's."""
+    """Returns for each commit the files that differ from upstream's."""
     if present := resolve(stack.tree(), upstream).present:
         raise ForkError(f"{upstream}: not pristine: it holds {present[0]} already")
     return [resolve(stack.tree(commit.number), upstream).written for commit in stack.commits]
@@ -140,7 +140,7 @@ def _make_checkout(git: Git, upstream: Upstream, edited: Set[str]) -> None:
     git("init", "--quiet", "--initial-branch=main")
     add = ("-c", "core.autocrlf=false", "-c", "core.excludesFile=", "add")
     git(*add, "--all")
-    # Upstream's .gitignore may name files that it has all the same.
+    # Upstream has files that its own .gitignore names: git takes them if they are named.
     git(*add, "--force", "--", *sorted(p for p in edited if upstream.read(p) is not None))
     head = _commit(0, f"PyTorch {upstream.version}, from a source tree without git\n")
     root = git("write-tree")

@@ -14,7 +14,7 @@ from fork.errors import ForkError
 from fork.series.linters import Lint
 
 SOURCE = "docs/source"
-# Pages of these are not among what is built here.
+# Upstream needs these for pages that are not built here.
 UNUSED = re.compile(r"(tensorboard|python-etcd)\b")
 INDEX = "index\n=====\n\n.. toctree::\n    :glob:\n\n    *\n    notes/*\n"
 WARNING = re.compile(
@@ -25,7 +25,7 @@ ADD_DOCSTR = re.compile(r"add_docstr\(\s*torch\.(\w+)")
 
 
 def requirements(tree: Path) -> list[str]:
-    """Upstream's docs/requirements.txt, its theme in the version that PyPI has."""
+    """Returns what upstream's docs/requirements.txt asks for; of its theme, PyPI's version."""
     try:
         lines = (tree / "docs" / "requirements.txt").read_text().splitlines()
     except OSError:
@@ -38,14 +38,14 @@ def requirements(tree: Path) -> list[str]:
 
 
 def lint(tree: Path, added: Mapping[str, Set[int]], venv: Path, folder: Path) -> list[Lint]:
-    """What Sphinx says of the lines that the stack adds to pages, and of docstrings they ask for.
+    """Runs Sphinx; returns its warnings on lines that the stack adds, and on docstrings in these.
 
     Upstream builds its documentation with `-W`: each of these would stop it. Docstrings are those
     of the torch that runs this; `folder` is for Sphinx alone.
     """
     shutil.rmtree(folder, ignore_errors=True)
     pages = folder / "pages"
-    # The notes as a whole: they refer to one another.
+    # All notes are built, because they refer to one another.
     shutil.copytree(tree / SOURCE / "notes", pages / "notes")
     touched = [path for path in added if path.startswith(f"{SOURCE}/")]
     for path in touched:
@@ -74,7 +74,7 @@ def lint(tree: Path, added: Mapping[str, Set[int]], venv: Path, folder: Path) ->
 def ours(
     warnings: Iterable[str], pages: Path, tree: Path, added: Mapping[str, Set[int]]
 ) -> list[Lint]:
-    """Those of Sphinx's `warnings` that are of added lines, or of the objects that they list."""
+    """Keeps of Sphinx's `warnings` those on added lines, or on the objects that these list."""
     listed = {
         line.strip()
         for path, numbers in added.items()
@@ -104,7 +104,7 @@ def ours(
 
 
 def undocumented(text: str, added: Set[int], pages: Set[str]) -> list[Lint]:
-    """What the added lines of torch/_torch_docs.py give a docstring, and no page lists."""
+    """Finds functions that get a docstring in torch/_torch_docs.py, but are on no page."""
     lines = text.splitlines()
     return [
         Lint("torch/_torch_docs.py", number, "SPHINX", "coverage", f"no page lists torch.{name}")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fork.overlay import BUILT, files_under, is_edit
 
-# PyTorch's width is theirs.
+# Files that go to PyTorch have its line width.
 UPSTREAMS = ("benchmarks/", "functorch/", "stack/", "test/", "tools/", "torch/")
 GENERATED = ("bench/published/", "site/course/", "site/generated/", "site/notes/")
 COMMIT = "/commit.md"  # Git's readers have narrow windows
@@ -16,11 +16,11 @@ CPP = (".cpp", ".cu", ".cuh", ".h", ".hpp")
 
 
 def lint(root: Path, fix: bool) -> bool:
-    """Whether all is in form; with `fix`, what a tool can change is put into it first."""
+    """Returns True if all files are in form; with `fix`, the tools first change what they can."""
     tools = Path(sys.executable).parent
     ruff, clang_format, yamllint = (tools / t for t in ("ruff", "clang-format", "yamllint"))
     ours = [f for f in files_under(root, skip=BUILT) if not f.startswith(GENERATED)]
-    # Edits are fragments of upstream's files, and keep their indentation there.
+    # Edits are fragments of upstream's files, and keep the indentation of their place.
     whole = [f for f in ours if not is_edit(f)]
     python = [f for f in whole if f.endswith(".py")]
     upstreams = [f for f in python if f.startswith(UPSTREAMS)]

@@ -20,8 +20,8 @@ class Git:
         self._blobs: dict[str, bytes] = {}
 
     def bytes(self, *args: str, stdin: bytes = b"") -> bytes:
-        """What the command prints; ForkError with git's own reason if it fails."""
-        # Of a hook or of a rebase that runs us: they would name another repository, or index.
+        """Returns what the command prints; raises ForkError with git's own reason if it fails."""
+        # A hook or a rebase that runs us sets GIT_*: these would name another repository or index.
         env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")} | self._variables
         command = ["git", "-C", str(self.folder), *args]
         try:

@@ -15,7 +15,7 @@ from fork.console import run
 from fork.errors import ForkError
 from fork.series.git import Git
 
-# Linters that need what cannot be had offline, or a built PyTorch, and those of upstream's own CI.
+# Linters that are not run -> what they would need.
 LEFT_OUT = {
     "ACTIONLINT": "a program that it downloads",
     "BAZEL_LINTER": "a program that it downloads",
@@ -29,7 +29,7 @@ LINTRUNNER = "lintrunner==0.13.1"
 
 @dataclass(frozen=True)
 class Lint:
-    """What a linter says of a line that the stack adds, or of its form."""
+    """A linter's message on a line that the stack adds."""
 
     path: str
     line: int
@@ -42,7 +42,7 @@ class Lint:
 
 
 def requirements(tree: Path) -> list[str]:
-    """What `lintrunner init` would install there with pip, and clang-format in that version."""
+    """Returns what `lintrunner init` would install with pip, and the same clang-format."""
     config = _config(tree)
     found = {LINTRUNNER}
     for linter in config:
@@ -65,12 +65,12 @@ def _config(tree: Path) -> list[dict]:
 
 
 def lint(tree: Path, base: str, before: str, venv: Path, log: Path) -> list[Lint]:
-    """What upstream's linters say of the files that differ from the commit `before`.
+    """Runs upstream's linters on the files in `tree` that differ from the commit `before`.
 
-    Of what is checked out in `tree`, and only of lines that are not in its commit `base`.
+    Returns their messages on lines that the commit `base` does not have.
     """
     tools = venv.resolve() / "bin"
-    place = tree / ".lintbin" / "clang-format"  # where upstream downloads it to
+    place = tree / ".lintbin" / "clang-format"  # upstream downloads it to this place
     place.parent.mkdir(exist_ok=True)
     place.unlink(missing_ok=True)
     place.symlink_to(tools / "clang-format")
@@ -78,12 +78,12 @@ def lint(tree: Path, base: str, before: str, venv: Path, log: Path) -> list[Lint
     skip = ",".join(sorted(known & LEFT_OUT.keys()))
     command = [tools / "lintrunner", "--merge-base-with", before, "--output=json", f"--skip={skip}"]
     lines: list[str] = []
-    # The linters run `python3`.
+    # The linters call `python3` by its name.
     env = os.environ | {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"}
     try:
         run(command, log, "lintrunner", line=lines.append, cwd=tree, env=env)
     except ForkError:
-        if not any(line.startswith("{") for line in lines):  # finding something is failing too
+        if not any(line.startswith("{") for line in lines):  # it also fails if it finds something
             raise
     said = [json.loads(line) for line in lines if line.startswith("{")]
     added = added_lines(Git(tree), base)
@@ -104,7 +104,7 @@ def added_lines(git: Git, base: str) -> dict[str, set[int]]:
 
 
 def ours(lint: Mapping, tree: Path, added: Mapping[str, Set[int]]) -> Iterator[Lint]:
-    """The lint, if it is of our lines; for a format, once for each place that would change."""
+    """Yields the lint if it is on our lines; a format's once for each place that would change."""
     if not lint["path"]:
         raise ForkError(f"{lint['code']}: {' '.join((lint['description'] or '').split())[:300]}")
     path = Path(lint["path"])

@@ -1,4 +1,4 @@
-"""What upstream's linters and its Sphinx say of the stack's commits."""
+"""Runs upstream's linters and Sphinx on the stack's commits."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from fork.series.linters import LEFT_OUT, Lint, added_lines
 
 
 def review(stack: Stack, tree: Path | None, branch: str, pristine: Callable[[], Path]) -> bool:
-    """Whether they have no remark on what each commit adds, nor on the pages of the tip.
+    """Returns True if upstream's linters and Sphinx report nothing; prints what they report.
 
-    The commits are made in the checkout `tree`; by default in a copy of the source that `pristine`
-    gives. Prints each remark.
+    The linters look at each commit, Sphinx at the pages of the tip. The commits are made in the
+    checkout `tree`; by default in a copy of the source that `pristine` returns.
     """
     folder, venv = paths.BUILD / "review", paths.BUILD / "venv-review"
     tree = tree or folder / "pytorch"

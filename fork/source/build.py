@@ -25,20 +25,20 @@ from fork.source.sandbox import in_debian
 COMPILES = re.compile(
     r"^build .*?: \w+_COMPILER__\S+ (.*?)(?:(?<=\.cpp)\.\w+\.cpp)?(?: \||$)", re.M
 )
-# A line of CMake's cache. PyTorch's CMake turns it off there if it finds no CUDA.
+# A line of CMake's cache: PyTorch's CMake turns USE_CUDA off if it finds no CUDA.
 FOR_CUDA = re.compile(r"^USE_CUDA:BOOL=(?:ON|YES|TRUE|Y|[1-9]\d*)$", re.I | re.M)
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What a run of the build took, and what Ninja's log has of the whole build."""
+    """The cost of one run of the build and, from Ninja's log, of the whole build."""
 
     steps: int
     cpu_seconds: float
     wall_seconds: float
     largest_process: int  # bytes
     whole_steps: int
-    whole_seconds: float  # of its steps, each as it last ran
+    whole_seconds: float  # the sum over its steps, each as it last ran
     disk: int  # bytes, of the tree
 
 
@@ -65,7 +65,7 @@ def configure(place: Place, stack: Stack, branch: str) -> None:
         upstream, made = commits(stack, place.tree, branch)
         doing.done = f"{len(made)} commits on {upstream}"
     with step("configure"):
-        # Each time: the lists of sources are globbed.
+        # CMake runs each time, because it globs the lists of sources.
         again = ("build", "--cmake", "--cmake-only")
         _run_setup(place, again, "configure.log", "PyTorch cannot be configured")
         if missing := left_out(stack, place.tree):
@@ -73,7 +73,7 @@ def configure(place: Place, stack: Stack, branch: str) -> None:
 
 
 def build_whole(place: Place) -> Figures:
-    """PyTorch's own build of a tree that is configured, which goes on where it was."""
+    """Runs PyTorch's own build of a configured tree; it goes on where it was stopped."""
     start, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
     with step("compile") as doing:
         steps = NinjaSteps(doing)
@@ -92,21 +92,23 @@ def build_whole(place: Place) -> Figures:
 
 
 def ninja_log(log: Path) -> tuple[int, float]:
-    """How many steps a build has, and how many seconds they took in all, each as it last ran.
+    """Returns the number of steps of a build, and the seconds that they took in all.
 
-    Whatever number of runs it took, and however these ended.
+    A step counts as it last ran, so it does not matter how often the build was stopped.
     """
     last = {}
     for line in log.read_text().splitlines():
-        if len(parts := line.split("\t")) == 5:  # the first is not, nor one that a kill cut short
+        if (
+            len(parts := line.split("\t")) == 5
+        ):  # not so the first line, and one that a kill cut short
             start, end, _, output, key = parts
             last[output] = int(start), int(end), key
-    steps = set(last.values())  # one may have many outputs
+    steps = set(last.values())  # a step may have many outputs, each on a line
     return len(steps), sum(end - start for start, end, _ in steps) / 1000
 
 
 def table(of: Figures) -> Table:
-    """What this run cost, and the whole build."""
+    """Makes the table of what this run cost, and the whole build."""
     grid = new_table("The build")
     grid.show_footer = False
     for head in ("", "steps", "CPU seconds", "minutes", "largest process", "disk"):
@@ -120,9 +122,9 @@ def table(of: Figures) -> Table:
 
 
 def left_out(stack: Stack, tree: Path) -> list[str]:
-    """The C++ files of the overlay, and those it edits, that no step of the build compiles.
+    """Finds C++ files that the overlay adds or edits, but no step of the build compiles.
 
-    Those for CUDA count if the build is for CUDA.
+    Files for CUDA are wanted only if the build is for CUDA.
     """
     try:
         files = (tree / "build" / name for name in ("build.ninja", "CMakeCache.txt"))

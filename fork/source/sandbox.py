@@ -13,7 +13,7 @@ from fork.overlay import Upstream, copy_pristine
 from fork.source import debian
 from fork.source.place import GIB, Place, size
 
-# The packages that PyTorch's build and its tests need beyond the build dependencies of Debian's.
+# Packages that the build and the tests need beyond the build dependencies of Debian's package.
 PACKAGES = (
     *("ca-certificates", "ccache", "git", "libopenblas-dev"),
     *("python3-filelock", "python3-fsspec", "python3-jinja2", "python3-networkx"),
@@ -21,7 +21,7 @@ PACKAGES = (
     *("python3-expecttest", "python3-hypothesis", "python3-psutil", "python3-pytest"),
     *("python3-scipy", "python3-xmlrunner"),
 )
-# A build for CPUs, with only what the operator and its tests need.
+# The build is for CPUs, and leaves out what the operator and its tests do not need.
 OFF = (
     *("CUDA", "CUDNN", "DISTRIBUTED", "FBGEMM", "GFLAGS", "GLOG", "GLOO", "ITT", "KINETO", "LLVM"),
     *("MAGMA", "MKLDNN", "MPI", "NCCL", "NNPACK", "NUMA", "PYTORCH_QNNPACK", "ROCM", "TENSORPIPE"),
@@ -41,7 +41,7 @@ ENVIRONMENT = {
     "USE_SYSTEM_LIBS": "ON",
     "LC_ALL": "C.UTF-8",
 }
-ROOM = 6 * GIB  # what all of it takes in the end, and half as much again
+ROOM = 6 * GIB  # one and a half times what it takes in the end
 # Mounts and processes are in namespaces that end with the command, and the command with us: nothing
 # is left mounted or running, whatever happens, and to remove the folder removes nothing else.
 NAMESPACE = (
@@ -74,20 +74,20 @@ def in_debian(folder: Path, sources: Path) -> Place:
     if not tree.is_dir():
         with step(f"source of PyTorch {debian.RELEASE}, with Debian's patches"):
             _make_tree(tree, debian.fetch(sources), enter)
-    # Ninja would run one or two more, and each step's time would not be that of a core.
+    # Ninja's default is more jobs than cores: a step's time would not be that of one core.
     jobs = os.environ.get("MAX_JOBS", str(os.cpu_count()))
     variables = ENVIRONMENT | {"CCACHE_DIR": str(folder / "ccache"), "MAX_JOBS": jobs}
     return Place(tree, python, folder / "logs", variables)
 
 
 def _make_tree(tree: Path, pristine: Path, enter: Path) -> None:
-    """A copy of Debian's source that builds: its patches find the libraries, which are Debian's."""
+    """Makes a copy of Debian's source with its patches, which find Debian's libraries."""
     partial, log = tree.with_name(f"{tree.name}.partial"), tree.with_name("source.log")
     shutil.rmtree(partial, ignore_errors=True)
     copy_pristine(Upstream(pristine), partial)
     run([enter, "dpkg-source", "--before-build", partial], log, "Debian's patches do not apply")
     shutil.rmtree(partial / ".pc")  # the files as they were before
-    # The one generated file that the package lacks.
+    # Debian's package lacks one generated file.
     serialization = partial / "torch/csrc/jit/serialization"
     options = ("--cpp", "--gen-mutable", "--scoped-enums", "-o", serialization)
     run([enter, "flatc", *options, serialization / "mobile_bytecode.fbs"], log, "flatc")
@@ -121,7 +121,7 @@ def _check_machine(folder: Path) -> None:
 
 
 def _make_root(root: Path, log: Path) -> None:
-    """Debian with all that PyTorch is built and tested with; nothing is left of a half of one."""
+    """Makes a Debian with all that build and tests need; a failure leaves nothing behind."""
     partial = root.with_name("root.partial")
     shutil.rmtree(partial, ignore_errors=True)
     build_dep = f'chroot "$1" apt-get --yes --no-install-recommends build-dep {debian.PACKAGE}'

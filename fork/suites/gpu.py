@@ -1,4 +1,4 @@
-"""What `make bench-gpu` wants of a machine: a GPU, the operator's tests on it, its sanitizer."""
+"""What `make bench-gpu` does on a GPU beside measuring: tests, compute-sanitizer."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from fork.errors import ForkError
 from fork.project import PROJECT
 from fork.suites.results import SUMMARY
 
-# The minutes that all of it takes, the graft included. The rest is for the plot.
+# All of it takes MINUTES, the graft included; REST of these are for the plot.
 MINUTES, REST = 8, 0.5
-FEWEST, MOST = 1.5, 4.0  # of measuring
-LIMIT = 150  # seconds of a test file; they run side by side
+FEWEST, MOST = 1.5, 4.0  # minutes of measuring
+LIMIT = 150  # seconds that a test file may take; they run side by side
 
-# How a test file makes its tests for CUDA, alone or among the devices.
+# A test file that has this makes tests for CUDA, alone or beside those for other devices.
 HAS_CUDA = re.compile(
     r'instantiate_device_type_tests\(\s*\w+, globals\(\)(, only_for="cuda")?\s*\)'
 )
 ONLY_CUDA = {"PYTORCH_TESTING_DEVICE_ONLY_FOR": "cuda"}
 
 TOOLS = ("memcheck", "racecheck", "synccheck")
-SANITIZED = "*.test_values_and_gradients_*float*"  # with a *, a pattern is of the whole name
+# unittest compares a pattern that has a * with the whole name.
+SANITIZED = "*.test_values_and_gradients_*float*"
 
 
 def devices() -> int:
-    """How many GPUs NVIDIA's driver shows; it takes no torch to ask."""
+    """Returns how many GPUs NVIDIA's driver shows, without torch."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -46,19 +47,19 @@ def check(python: Path, log: Path) -> None:
 
 
 def chosen(own: Iterable[str], tree: Path) -> dict[str, tuple[str, ...]]:
-    """Of the operator's own test files those with tests on CUDA, as suites: these tests."""
+    """Returns as suites the tests on CUDA in the operator's own test files."""
     texts = {name: (tree / "test" / name).read_text() for name in own}
     return {name: ("*CUDA.*",) for name, text in texts.items() if HAS_CUDA.search(text)}
 
 
 def minutes_left(start: float) -> float:
-    """How long may be measured in what began at `start`, by time.monotonic()."""
+    """Returns the minutes left for measuring in a run that began at `start` (time.monotonic)."""
     left = MINUTES - REST - (time.monotonic() - start) / 60
     return round(min(MOST, max(FEWEST, left)), 2)
 
 
 def sanitizer() -> str:
-    """NVIDIA's compute-sanitizer."""
+    """Returns the path of NVIDIA's compute-sanitizer."""
     found = shutil.which("compute-sanitizer")
     if found is None:
         raise ForkError("no compute-sanitizer: it is in the CUDA toolkit's bin, which PATH lacks")
@@ -67,7 +68,7 @@ def sanitizer() -> str:
 
 def sanitize(program: str, python: Path, tree: Path, logs: Path, env: dict[str, str]) -> None:
     """Runs a few of the operator's tests with each of the sanitizer's tools, on its kernels."""
-    # Each tensor by itself, so that what is read or written beyond one is seen.
+    # Each tensor is allocated by itself, so that an access beyond one is seen.
     env = env | ONLY_CUDA | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     for tool in TOOLS:
         options = ["--tool", tool, "--kernel-regex", f"kns={PROJECT}_", "--error-exitcode", "1"]

@@ -19,17 +19,17 @@ from fork.suites.files import LAB, SUITES, is_test_file, own_patterns
 
 HERE = Path(__file__).parent
 REQUIREMENTS = HERE / "requirements.txt"
-# What decides how tests are run and counted.
+# The files that decide how tests are run and counted.
 RUNNER = (HERE / "run.py", HERE / "results.py", REQUIREMENTS)
 
 TEST = "test/"
-# Where the overlay tells PyTorch of an operator, beside its kernels: the lab's suites see that.
+# The places where the overlay tells PyTorch of an operator. The lab's suites test what is there.
 REGISTERS = (
     *("aten/src/ATen/autocast_mode", "aten/src/ATen/functorch/"),
     *("tools/autograd/", "torch/", "torchgen/"),
 )
 UNSEEN = "aten/src/ATen/native/cuda/"  # by tests on a CPU
-# What a command of a test plan says if `make test-stack` leaves it out.
+# `make test-stack` leaves out a command of a test plan that says one of these.
 LEFT_OUT = re.compile(r"PYTORCH_TEST_WITH_SLOW=1|PYTORCH_TESTING_DEVICE_ONLY_FOR=cuda|\bGPU\b")
 IMPORT = re.compile(r"^\s*(?:from|import) (\w+)", re.M)
 
@@ -49,12 +49,12 @@ class Command:
 
     @property
     def is_script(self) -> bool:
-        """Whether it is not one of PyTorch's test files: its exit status says whether it passed."""
+        """Whether it runs no tests of unittest's: then its exit status says whether it passed."""
         return not (self.file.startswith(TEST) and is_test_file(self.file.removeprefix(TEST)))
 
 
 def commands(commit: Commit) -> list[Command]:
-    """The commands of a test plan, in its code blocks, but for the build of the documentation."""
+    """Returns the commands in a test plan's code blocks, without the build of the documentation."""
     prose, *parts = re.split(r"^```\n(.*?)^```$", commit.section("Test plan"), flags=re.M | re.S)
     blocks, words = parts[::2], [prose, *parts[1::2]]
     if lost := re.search(r"^    (\S.*)", "\n".join(words), re.M):
@@ -67,7 +67,7 @@ def _commands(commit: Commit, line: str) -> Iterator[Command]:
     left_out, folder = bool(LEFT_OUT.search(line)), ""
     parts = groupby(shlex.split(line, comments=True), "&&".__eq__)
     for part in (list(words) for between, words in parts if not between):
-        # What is left out may have variables; what runs has those of every run.
+        # Only a command that is left out may set variables: every run has the same ones.
         words = [*dropwhile(re.compile(r"\w+=").match, part)] if left_out else part
         match words:
             case ["cd", folder]:
@@ -144,7 +144,7 @@ def walks(commit: Commit, command: Command, ops: list[str]) -> tuple[str, ...]:
 
 
 def problems(stack: Stack) -> list[str]:
-    """What is wrong with the test plans: a command of no known form, a file that is not there."""
+    """Finds commands of no known form in the test plans, and files that are not there."""
     found = []
     for commit in stack.commits:
         try:

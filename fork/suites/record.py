@@ -28,7 +28,7 @@ class Passed:
     commit: str
     upstream: dict[str, int]
     own: dict[str, int]
-    seconds: int  # of a core, building included: they hardly depend on what else a machine does
+    seconds: int  # CPU time, building included: it hardly depends on what else the machine does
     cpu: str
     date: str
 
@@ -67,22 +67,24 @@ class Record:
         return self.keys[commit] in self.entries
 
     def last(self, commit: str) -> Passed | None:
-        """What passed last, maybe of another version of the commit."""
+        """Returns what passed last, perhaps of another version of the commit."""
         if self.holds(commit):
             return self.entries[self.keys[commit]]
         return next((e for e in self.entries.values() if e.commit == commit), None)
 
     def estimate(self, commit: str) -> int:
-        """The seconds of a core that it took last or, if it never passed, the most of any."""
+        """Returns the CPU seconds that it took last; if it never passed, the most of any."""
         if last := self.last(commit):
             return last.seconds
         return max((entry.seconds for entry in self.entries.values()), default=0)
 
     def add(self, passed: Passed) -> None:
-        """Writes it to the file, from which entries go that no commit has any more."""
+        """Writes it to the file, without the entries that no commit has any more."""
         self.entries[self.keys[passed.commit]] = passed
         today = set(self.keys.values())
-        last = {name for name in self.keys if not self.holds(name)}  # theirs say how long it took
+        last = {
+            name for name in self.keys if not self.holds(name)
+        }  # an older entry says how long the commit took
         self.entries = {k: e for k, e in self.entries.items() if k in today or e.commit in last}
         ordered = sorted(self.entries.items(), key=lambda item: item[1].commit)
         lines = ",\n".join(f" {json.dumps(k)}: {json.dumps(asdict(e))}" for k, e in ordered)

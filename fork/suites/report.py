@@ -1,4 +1,4 @@
-"""What a user sees of the suites: a line as each ends, tables, and what failed."""
+"""Shows a user the suites: a line as each ends, tables, and what failed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fork.console import console, new_table, print_wide
 from fork.suites.record import HEADS, NUMBERS, Record
 from fork.suites.results import COUNTS, Result, count, counts, tally
 
-# How a sanitizer's report begins, which says most there; the name of the test is before it.
+# The beginning of a sanitizer's report; it says most, and the test's name is before it.
 REPORT = re.compile(r"^.*(=\n==\d+==ERROR: AddressSanitizer|: runtime error): ", re.M)
 
 

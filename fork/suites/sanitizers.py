@@ -14,20 +14,20 @@ from fork.errors import ForkError
 from fork.suites.files import is_test_file
 from fork.suites.run import TWO_THREADS
 
-# The values of ATEN_CPU_CAPABILITY that choose a kernel, each of which needs those before it.
+# The values of ATEN_CPU_CAPABILITY. A machine that has one has those before it.
 CAPABILITIES = ("default", "avx2", "avx512")
-# How the files end that are not run: with compilers and processes of their own the first run what
-# the others run, and the last the same few lines for every number.
+# Test files that end so are not run. The first ones start compilers and processes, to run what
+# other files run too; test_*_tanh.py runs the same few lines for every number.
 LEFT_OUT = ("aot_inductor", "compile", "cpp", "dtensor", "examples", "flops", "products", "tanh")
 OPTIONS = {
-    # No leaks: Python never frees what it has made once. A redzone that no vector reaches across.
+    # Python keeps much until it ends, so leaks mean nothing. No vector reaches across a redzone.
     "ASAN_OPTIONS": "detect_leaks=0:redzone=256",
     "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
     **TWO_THREADS,
-    # Tests that would take too long are skipped.
+    # Upstream's name for: skip tests that would take too long.
     "PYTORCH_TEST_WITH_ASAN": "1",
 }
-# Prints what it runs with: torch's library of operators, and the best instructions.
+# Prints the path of torch's library of operators, and the best instruction set.
 PROBE = """
 import torch
 for name in {line.split()[-1] for line in open("/proc/self/maps") if "/libtorch.so" in line}:
@@ -37,7 +37,7 @@ print(torch.backends.cpu.get_cpu_capability())
 
 
 def runtime() -> Path:
-    """The library of AddressSanitizer that belongs to the compiler."""
+    """Returns the path of AddressSanitizer's library, from the compiler."""
     compiler = shlex.split(os.environ.get("CXX") or "g++")
     for name in ("libubsan.so", "libasan.so"):
         command = [*compiler, f"-print-file-name={name}"]
@@ -65,12 +65,12 @@ def link_site(site: Path, library: Path, folder: Path) -> None:
 
 
 def environment(runtime: Path, site: Path) -> dict[str, str]:
-    # libstdc++ too: AddressSanitizer looks for what throws exceptions when Python starts.
+    # libstdc++ as well: AddressSanitizer looks up its functions when Python starts.
     return OPTIONS | {"LD_PRELOAD": f"{runtime} libstdc++.so.6", "PYTHONPATH": str(site)}
 
 
 def capabilities(python: Path, library: Path, log: Path, **kwargs) -> tuple[str, ...]:
-    """Those that the machine has; raises ForkError unless torch runs with `library`."""
+    """Returns this machine's capabilities; raises ForkError unless torch runs with `library`."""
     lines: list[str] = []
     run([python, "-c", PROBE], log, "torch does not start", line=lines.append, **kwargs)
     *loaded, best = (line.strip() for line in lines)
@@ -86,6 +86,6 @@ def up_to(best: str) -> tuple[str, ...]:
 
 
 def chosen(own: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Of the operator's own test files those to run, as suites."""
+    """Returns as suites those of the operator's own test files that are run."""
     kept = (name for name in own if is_test_file(name) and not name[:-3].endswith(LEFT_OUT))
     return dict.fromkeys(kept, ("*",))

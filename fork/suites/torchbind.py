@@ -26,7 +26,7 @@ def install(base: Base, tree: Path, venv: Path, into: Path) -> None:
             *shlex.split(os.environ.get("CXX") or "g++"),
             *("-shared", "-fPIC", "-O1", "-w", f"-std=c++{base.cxx_standard}"),
             f"-D_GLIBCXX_USE_CXX11_ABI={base.cxx11_abi}",
-            # The wheel's headers before the tree's, of which it wants but its own.
+            # The wheel's headers come first; of the tree's it needs only its own.
             *(f"-I{torch / p}" for p in ("include", "include/torch/csrc/api/include")),
             *(f"-I{tree}", sources[0], "-o", part),
             *(torch / "lib" / f"lib{name}.so" for name in ("torch", "torch_cpu", "c10")),
