@@ -1,4 +1,4 @@
-"""The lab's example, run for real on the installed torch: values, graph node, gradient checks."""
+"""The lab's example, on the installed torch: values, the graph's node, gradient checks."""
 
 import torch
 from torch.autograd import gradcheck, gradgradcheck

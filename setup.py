@@ -23,7 +23,7 @@ from fork.overlay import default_release  # noqa: E402
 
 
 class GraftWheel(bdist_wheel):
-    """The graft in the place of setuptools' own build."""
+    """Builds the graft instead of setuptools' own wheel."""
 
     def run(self) -> None:
         made = graft.build(compress=True)

@@ -40,7 +40,7 @@ DEVICES = sorted(p.stem for p in Path(__file__).with_name("devices").glob("*.py"
 
 
 def find_jax() -> bool:
-    """Whether there is a JAX, set up for this comparison."""
+    """Returns whether JAX is installed, and sets it up for this comparison."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["JAX_ENABLE_X64"] = "1"
     try:
@@ -56,7 +56,7 @@ def first_line(e: Exception) -> str:
 
 
 def run_row(case: Case, mode: str, device: str, names: list[str], clock: Clock, **timing) -> dict:
-    """Times of everyone who can take part and agrees with eager."""
+    """Returns the times of all contenders that can take part and agree with eager."""
     allow_tf32(case.tf32)
     problem = Problem(case, mode, device)
     runs, absent = {}, {}
@@ -67,7 +67,7 @@ def run_row(case: Case, mode: str, device: str, names: list[str], clock: Clock, 
             if wrong := disagreement(run(), expected, case.dtype):
                 raise Absent(wrong)
             runs[name] = run
-        except Exception as e:  # the others can be measured all the same
+        except Exception as e:  # the others are still measured
             words = first_line(e)
             absent[name] = words if isinstance(e, Absent) else f"{type(e).__name__}: {words}"
     del expected
@@ -89,7 +89,7 @@ def run_row(case: Case, mode: str, device: str, names: list[str], clock: Clock, 
 
 
 def limit(row: dict, peaks: roofline.Peaks | None, case: Case) -> None:
-    """The seconds that the machine needs, if its peaks are known."""
+    """Returns the seconds that the machine needs at least; None if its peaks are not known."""
     row["roofline"] = peaks and peaks.seconds(case, row["mode"])
     row["pages"] = peaks and peaks.pages_seconds(case)
 
@@ -97,7 +97,7 @@ def limit(row: dict, peaks: roofline.Peaks | None, case: Case) -> None:
 def scratch(
     case: Case, mode: str, names: list[str], peak: Callable[[Case, str, str], int]
 ) -> dict[str, int]:
-    """The memory of attn and of eager, where it is large enough to be measured."""
+    """Returns the memory of attn and of eager, where it is large enough to be measured."""
     if mode == "forward" or case.attn_bytes < memory.LEAST:
         return {}
     who = [name for name in (ATTN, EAGER) if name in names]
@@ -222,7 +222,7 @@ def main(
                     who = list(row["seconds"])
                     row["scratch"] = scratch(case, mode, who, place.scratch)
                 except RuntimeError as e:
-                    # A GPU has no memory left, or a kernel spoiled it for good.
+                    # The GPU has no memory left, or a kernel's error made its context unusable.
                     result["unmeasured"][title] = first_line(e)
                     console.print(f"{title}: {first_line(e)}", markup=False)
                     continue
@@ -237,7 +237,7 @@ def main(
     if peaks:
         try:
             peaks = peaks.best(place.peaks())
-        except RuntimeError as e:  # the GPU is spoiled
+        except RuntimeError as e:  # the GPU's context is unusable
             console.print(f"no second roofline: {first_line(e)}", markup=False)
         by_name = {case.name: case for case in place.cases}
         for row in result["rows"]:

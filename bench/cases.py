@@ -1,4 +1,4 @@
-"""What is measured: who takes part, and a case, with what it needs and ought to reach.
+"""What is measured: the contenders; cases, with the work that each needs and its targets.
 
 With ``q`` (m, d), ``k`` (n, d), ``v`` (n, e), all of them ``batch`` times::
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-# Who takes part, and how the report calls them.
+# The contenders, by the names that the report uses.
 ATTN, EAGER, COMPILE, FUNCTION, JAX = "attn", "eager", "compile", "Function", "jax"
 TITLES = {
     ATTN: "torch.attn",
@@ -20,10 +20,10 @@ TITLES = {
     JAX: "jax.jit",
 }
 
-# What tells the time: on a GPU the host only where that is what a caller waits for.
+# The clock of a row. On a GPU it is the host's only if the host is what a caller waits for.
 CPU, HOST, EVENTS = "cpu", "host", "events"
 
-# The share of the machine that others may take in a round of measurements.
+# A round counts as disturbed if others took more than this share of the machine.
 QUIET = 0.05
 
 SHORT = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16", "float16": "fp16"}
@@ -39,7 +39,7 @@ LAUNCH_BOUND = 1 << 20
 
 
 class Work(NamedTuple):
-    """What one pass needs at least: each value read once, each result written once."""
+    """The least work of one pass: each value is read once, each result written once."""
 
     flops: int
     read: int  # bytes
@@ -51,7 +51,7 @@ class Work(NamedTuple):
 
 
 class Target(NamedTuple):
-    """What a mode of a case ought to reach."""
+    """The targets of a case in one mode."""
 
     eager: float = 1.0  # times as fast as
     compile: float | None = None
@@ -89,12 +89,12 @@ class Case:
 
     @property
     def sizes(self) -> dict[str, int | str]:
-        """What tells it from other cases: it can be made of them."""
+        """The fields that the case can be made from."""
         return {x: getattr(self, x) for x in ("dtype", "batch", "m", "n", "d", "e", "tf32")}
 
     @property
     def arithmetic(self) -> str:
-        """Whose peak limits the products."""
+        """The dtype whose peak limits the products."""
         return "tf32" if self.tf32 else self.dtype
 
     @property
@@ -103,7 +103,7 @@ class Case:
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Of q, k and v."""
+        """The shapes of q, k and v."""
         batch = (self.batch,) if self.batch else ()
         matrices = (self.m, self.d), (self.n, self.d), (self.n, self.e)
         return tuple(batch + matrix for matrix in matrices)
@@ -124,7 +124,7 @@ class Case:
         return self.bytes(self.m * self.n)
 
     def passes(self, mode: str) -> list[Work]:
-        """The forward, and with gradients the backward; tanh is not counted."""
+        """Returns the work of the forward and, with gradients, of the backward, without tanh."""
         m, n, d, e = self.m, self.n, self.d, self.e
         flops = 2 * m * n * (d + e) * (self.batch or 1)
         inputs, output, attn = m * d + n * d + n * e, m * e, m * n
@@ -140,19 +140,19 @@ ROOFLINE = {"forward": 0.8, "step": 0.7}
 
 
 def targets(forward: tuple, step: tuple, **more) -> dict[str, Target]:
-    """From (times as fast as eager, as torch.compile) for each mode."""
+    """Makes targets from (times as fast as eager, as torch.compile) for each mode."""
     return {"forward": Target(*forward, **more), "step": Target(*step, **more)}
 
 
 def near_roofline(aims: dict[str, Target] | None = None, **step) -> dict[str, Target]:
-    """The same aims, and ROOFLINE's; `step` is for the step alone."""
+    """Adds the targets of ROOFLINE; `step` is for the step alone."""
     aims = aims or {mode: Target() for mode in ROOFLINE}
     aims = {mode: aim._replace(roofline=ROOFLINE[mode]) for mode, aim in aims.items()}
     return aims | {"step": aims["step"]._replace(**step)}
 
 
 def rows(cases: tuple[Case, ...]) -> Iterator[tuple[Case, str]]:
-    """Every case in each of its modes."""
+    """Yields every case in each of its modes."""
     for case in cases:
         for mode in case.modes:
             yield case, mode

@@ -1,4 +1,4 @@
-"""Who takes part: torch.attn and every other way to compute the same."""
+"""The contenders: torch.attn, and the other ways to compute the same."""
 
 import importlib.util
 from collections.abc import Callable
@@ -25,7 +25,7 @@ def composed(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def allow_tf32(allowed: bool) -> None:
-    """Whether matrix products may round float32 to TF32."""
+    """Allows or forbids matrix products to round float32 to TF32."""
     torch.set_float32_matmul_precision("high" if allowed else "highest")
 
 
@@ -40,7 +40,7 @@ class Problem:
         def normal(shape: tuple[int, ...]) -> Tensor:
             return torch.randn(shape, generator=generator, device=device).to(dtype)
 
-        # Scores of variance 1: tanh neither linear nor saturated.
+        # Scores have variance 1, so that tanh is neither linear nor saturated.
         scales = case.d**-0.25, case.d**-0.25, 1
         self.inputs = [normal(shape) * x for shape, x in zip(case.shapes, scales, strict=True)]
         shapes = {
@@ -77,7 +77,7 @@ def eager_run(problem: Problem) -> Run:
 
 
 def compile_run(problem: Problem) -> Run:
-    torch._dynamo.reset()  # else the shapes of earlier cases count against its limit
+    torch._dynamo.reset()  # its limit of recompilations must not count earlier cases
     return torch_run(torch.compile(composed, fullgraph=True, dynamic=False), problem)
 
 
@@ -138,7 +138,7 @@ def as_tensors(results: Any) -> list[Tensor]:
 
 
 def disagreement(results: Any, expected: list[Tensor], dtype: str) -> str:
-    """What differs from eager by more than rounding could; empty if nothing does."""
+    """Returns the results that differ from eager by more than rounding explains."""
     tolerance = torch.finfo(getattr(torch, dtype)).eps ** 0.5
     names = ("output", "attn", "grad_q", "grad_k", "grad_v")
     for name, x, y in zip(names, as_tensors(results), expected, strict=False):

@@ -1,4 +1,4 @@
-"""The machine that is measured: what the figures depend on, and how many of its cores are used."""
+"""The machine that is measured: what the figures depend on, and the cores that are used."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from rich.console import Console
 console = Console(highlight=False, soft_wrap=True)
 
 HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"  # 1: PyTorch asks for them for every large tensor
-# A command that takes a core, and never sleeps.
+# This command keeps a core busy.
 BUSY = [sys.executable, "-c", "while True: pass"]
 busy_option = click.option(
     "--busy",
@@ -30,7 +30,7 @@ busy_option = click.option(
 
 @contextmanager
 def busy_processes(count: int) -> Iterator[None]:
-    """Runs `count` processes that never sleep, meanwhile."""
+    """Keeps `count` processes busy while the block runs."""
     with ExitStack() as stack:
         for _ in range(count):
             process = stack.enter_context(subprocess.Popen(BUSY))
@@ -39,7 +39,7 @@ def busy_processes(count: int) -> Iterator[None]:
 
 
 def describe(threads: int, with_jax: bool, busy: int = 0) -> dict:
-    """What the figures depend on."""
+    """Returns what the figures depend on."""
     cpu = {}
     try:
         listed = subprocess.run(["lscpu", "-J"], capture_output=True, text=True).stdout
@@ -49,7 +49,7 @@ def describe(threads: int, with_jax: bool, busy: int = 0) -> dict:
             cpu[entry["field"].rstrip(":")] = entry["data"]
             entries += entry.get("children", [])
     except (OSError, ValueError, KeyError):
-        pass  # no lscpu: the model will do
+        pass  # without lscpu the processor's name is enough
     caches = ("L1d", "L2", "L3")
     huge = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     found = re.search(r"\[(\w+)\]", huge.read_text()) if huge.exists() else None
@@ -74,7 +74,7 @@ def describe(threads: int, with_jax: bool, busy: int = 0) -> dict:
 
 
 def use_threads(threads: int) -> None:
-    """All contenders get the same cores: JAX takes as many threads as it is allowed cores.
+    """Gives all contenders the same cores: JAX takes as many threads as it is allowed cores.
 
     All of PyTorch's get huge pages for large tensors. Without them the ratios are those of page
     faults, whoever computes. PyTorch reads the variable when it first allocates memory.

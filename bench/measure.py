@@ -1,4 +1,4 @@
-"""Times several ways to compute the same, side by side."""
+"""Times several contenders side by side."""
 
 import os
 import time
@@ -10,7 +10,7 @@ from cases import HOST, QUIET
 from contenders import Run
 from torch.utils.benchmark import Timer
 
-BLOCK = 0.05  # seconds that one block of calls takes, where a call is shorter
+BLOCK = 0.05  # seconds of a block of calls; a longer call is a block by itself
 
 
 class NoDevice(Exception):
@@ -18,7 +18,7 @@ class NoDevice(Exception):
 
 
 class Clock(NamedTuple):
-    """What times the calls of a row."""
+    """The clock that times the calls of a row."""
 
     name: str
     timer: Callable[[Run], Any]  # what it makes has a Timer's blocked_autorange and timeit
@@ -31,7 +31,7 @@ class Times(NamedTuple):
 
 
 class Others:
-    """The share of the machine that other processes, or its host, take from now on."""
+    """Measures the share of the machine that other processes, or its host, take from now on."""
 
     STAT = Path("/proc/stat")
 
@@ -52,7 +52,7 @@ class Others:
 
 
 def host_clock(threads: int, name: str = HOST) -> Clock:
-    """The host's own, around a block of calls; a GPU is waited for after the block only."""
+    """Makes a clock of the host's, around a block of calls. It waits for a GPU after the block."""
 
     def timer(run: Run) -> Timer:
         return Timer("run()", globals={"run": run}, num_threads=threads)
@@ -61,7 +61,7 @@ def host_clock(threads: int, name: str = HOST) -> Clock:
 
 
 def rotations(names: Sequence[str], rounds: int) -> list[list[str]]:
-    """The order of each round: everyone is first in turn, and follows everyone."""
+    """Returns the order of each round: each contender is first in turn, and follows each other."""
     orders = []
     for i in range(rounds):
         at = i % len(names)
@@ -71,7 +71,7 @@ def rotations(names: Sequence[str], rounds: int) -> list[list[str]]:
 
 
 def block_mean(timer: Any, number: int, limit: float) -> float:
-    """Seconds per call, of `number` calls unless these take longer than `limit`.
+    """Returns the seconds per call, of `number` calls unless these take longer than `limit`.
 
     While another process holds a core, a call that waits for its threads can take a thousand
     times as long.
@@ -90,7 +90,7 @@ def interleaved(
     seconds: float,
     rounds: int = 0,
 ) -> Times:
-    """One block of calls of each in every round.
+    """Times one block of calls of each contender in every round.
 
     So many rounds as fit in `seconds`, but from 5 to 25, unless `rounds` says. Where others
     disturb, twice as many, of which the quietest count: whatever their times are.

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from cases import Case
 
-LEAST = 16 << 20  # bytes of attn from which on pages and libraries' own buffers are small
+LEAST = 16 << 20  # bytes of attn: below this, pages and libraries' own buffers would count too much
 
 
 class NoMemory(Exception):
@@ -22,8 +22,8 @@ class NoMemory(Exception):
 
 
 def peak(case: Case, mode: str, contender: str, threads: int) -> int:
-    """Bytes, measured in a new process."""
-    # With a fixed threshold every large block is mapped by itself, and unmapped when freed.
+    """Returns the bytes, measured in a new process."""
+    # With a fixed threshold malloc maps every large block by itself, and unmaps it when freed.
     env = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
     command = [sys.executable, __file__, json.dumps(case.sizes), mode, contender, str(threads)]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
@@ -34,7 +34,7 @@ def peak(case: Case, mode: str, contender: str, threads: int) -> int:
 
 
 def status() -> dict[str, int]:
-    """The process's memory in bytes."""
+    """Returns the process's memory in bytes."""
     found = {}
     for line in Path("/proc/self/status").read_text().splitlines():
         name, _, value = line.partition(":")
@@ -49,7 +49,7 @@ def measure(sizes: str, mode: str, contender: str, threads: int) -> int:
 
     torch.set_num_threads(threads)
     run = RUNS[contender](Problem(Case(**json.loads(sizes)), mode))
-    # Starts the threads, autograd and the BLAS, but nothing of attn: what it keeps counts.
+    # This starts threads, autograd and the BLAS, but no attn: memory that attn keeps counts.
     x = torch.randn(256, 256, requires_grad=True)
     torch.autograd.grad((x @ x).tanh(), x, torch.ones(256, 256))
     ctypes.CDLL(None).malloc_trim(0)
@@ -57,7 +57,7 @@ def measure(sizes: str, mode: str, contender: str, threads: int) -> int:
     before = status()
     results = run()
     after = status()
-    # Libraries' code that was read in only now is no scratch.
+    # Code of libraries that was loaded only now is not counted.
     code = sum(after[x] - before[x] for x in ("RssFile", "RssShmem"))
     held = sum(x.nbytes for x in results)
     return max(0, after["VmHWM"] - before["VmRSS"] - code - held)

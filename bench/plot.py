@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
-# Told apart without colours too, and on a light as on a dark ground.
+# The marks can be told apart without colours, on a light and on a dark ground.
 LOOKS = {
     ATTN: ("#d55e00", "o"),
     EAGER: ("#7f8c8d", "s"),
@@ -19,7 +19,7 @@ LOOKS = {
     JAX: ("#1a9e77", "v"),
 }
 GROUNDS = {"": ("#ffffff", "#1f2328"), "-dark": ("#0d1117", "#e6edf3")}
-OVER_N = {"cpu": "float32", "cuda": "bfloat16"}  # whose times are drawn
+OVER_N = {"cpu": "float32", "cuda": "bfloat16"}  # the dtype whose times are drawn
 STYLES = {"forward": "-", "step": "--"}
 
 
@@ -28,7 +28,7 @@ def times_as(x: float) -> str:
 
 
 def ratios(axes: Axes, cases: list[str], rows: list[report.Row], title: str) -> None:
-    """A line per case, a mark per contender, and a bar at each target."""
+    """Draws a line per case, a mark per contender, and a bar at each target."""
     for other in report.OTHERS:
         color, marker = LOOKS[other]
         places = [(row, cases.index(row["case"])) for row in rows]
@@ -48,7 +48,7 @@ def ratios(axes: Axes, cases: list[str], rows: list[report.Row], title: str) -> 
 
 
 def series(rows: list[report.Row], dtype: str, mode: str) -> list[report.Row]:
-    """Square attn of one width, by n."""
+    """Draws the times of a square attn of one width over n."""
     found = [
         row
         for row in rows
@@ -105,7 +105,7 @@ def times(axes: Axes, rows: list[report.Row], dtype: str, mode: str) -> None:
 
 
 def sweep(axes: Axes, result: dict) -> None:
-    """Random shapes: how many times as fast as eager, over their work."""
+    """Draws how many times as fast as eager random shapes are, over their work."""
     looks = {1: ("#d55e00", "o"), 2: ("#2f8fd0", "^")}
     for found in result["sweeps"]:
         color, marker = looks.get(found["threads"], looks[2])
@@ -183,7 +183,7 @@ def settings(ground: str, ink: str) -> dict:
 
 
 def write(result: dict, out: Path) -> list[str]:
-    """The plots on a light and on a dark ground; the names of the files."""
+    """Writes the plots for a light and for a dark ground; returns the files' names."""
     device = report.device_of(result)
     plots = {device: draw} if result["rows"] else {}
     if result.get("sweeps"):

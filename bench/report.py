@@ -1,4 +1,4 @@
-"""What the times say: ratios and targets, as lines and as a table."""
+"""The report: ratios of times, beside their targets, as lines and as a table."""
 
 from statistics import geometric_mean, median, quantiles
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ TOO_LATE = "no time was left"
 
 Row = dict[str, Any]
 
-ANY = Target()  # what is asked of every case
+ANY = Target()  # every case has it
 OTHERS = (EAGER, COMPILE, FUNCTION, JAX)
 ROOFLINE, SCRATCH = "roofline", "scratch"
 COLUMNS = (*OTHERS, ROOFLINE, SCRATCH)
@@ -43,7 +43,7 @@ outputs and gradients, as a fraction of `attn`; eager's beside it.
 
 {verdict}{sweeps}
 """
-# What a device's report says besides: how it is called, how it was timed, what its roofline is.
+# The texts of a device's report: its name, how it was timed, what its roofline is.
 WORDS = {
     "cpu": {
         "title": "CPU",
@@ -78,19 +78,19 @@ class Aim(NamedTuple):
 
 
 def ratios(row: Row, other: str) -> list[float]:
-    """How many times as fast as `other` attn was, in each round."""
+    """Returns how many times as fast as `other` attn was, in each round."""
     seconds = row["seconds"]
     return [b / a for a, b in zip(seconds.get(ATTN, []), seconds.get(other, []), strict=False)]
 
 
 def slower(row: Row) -> bool:
-    """Slower than eager in three rounds of four: in half of them, equals are too."""
+    """Returns whether attn was slower than eager in three of four rounds (equals are in half)."""
     found = ratios(row, EAGER)
     return len(found) > 1 and quantiles(found, n=4, method="inclusive")[2] < 1
 
 
 def value(row: Row, what: str) -> float | None:
-    """The figure of a column; None where there is none."""
+    """Returns the figure of a column, or None."""
     ours = row["seconds"].get(ATTN)
     if not ours:
         return None
@@ -99,14 +99,14 @@ def value(row: Row, what: str) -> float | None:
     if what == SCRATCH:
         scratch = row.get("scratch", {}).get(ATTN)
         return None if scratch is None else scratch / row["attn_bytes"]
-    # Of the rounds' ratios and not of the medians: what slows the machine down for a while
-    # slows a round's neighbours alike.
+    # It is the median of the rounds' ratios, not the ratio of medians: what slows the machine for
+    # a while slows both sides of a round.
     found = ratios(row, what)
     return median(found) if found else None
 
 
 def aims(row: Row) -> dict[str, Aim]:
-    """By column: what was measured, what is aimed at, and whether that is met."""
+    """Returns for each column what was measured, the target, and whether it is met."""
     found = {}
     for what, aim in row.get("target", {}).items():
         x = value(row, what)
@@ -120,7 +120,7 @@ def aims(row: Row) -> dict[str, Aim]:
 
 
 def noise(row: Row) -> float:
-    """The interquartile range of attn's time over its median."""
+    """Returns the interquartile range of attn's time over its median."""
     ours = row["seconds"].get(ATTN, [])
     if len(ours) < 2:
         return 0.0
@@ -165,7 +165,7 @@ def time(row: Row) -> str:
 
 
 def line(row: Row) -> str:
-    """A row as it is measured."""
+    """Returns a row's line, which is printed when it is measured."""
     words = [f"{row['case']:<24} {row['mode']:<8} {time(row):>8} ±{noise(row):<4.0%}"]
     cells = {what: cell(row, what) for what in COLUMNS}
     words += [f"{what} {text}" for what, text in cells.items() if text]
@@ -175,7 +175,7 @@ def line(row: Row) -> str:
 
 
 def below(row: Row) -> bool:
-    """Slower than eager by more than measuring explains."""
+    """Returns whether attn is slower than eager by more than the noise explains."""
     return value(row, EAGER) < BELOW
 
 
@@ -184,7 +184,7 @@ def threads(count: int) -> str:
 
 
 def sweep_summary(sweep: dict) -> str:
-    """What a sweep over random shapes found, in two sentences."""
+    """Sums up a sweep over random shapes in two sentences."""
     rows = sweep["rows"]
     if not rows:
         return "No random shape was measured."
@@ -201,7 +201,7 @@ def sweep_summary(sweep: dict) -> str:
 
 
 def left_out(row: Row) -> list[str]:
-    """Who should have taken part and did not, and why."""
+    """Returns which contenders are missing, and why."""
     return [
         f"{name} left out of {row['case']} {row['mode']}: {why}"
         for name, why in row["absent"].items()
@@ -217,12 +217,12 @@ def disturbances(rows: list[Row]) -> str:
 
 
 def device_of(result: dict) -> str:
-    """The file of devices/ that was measured by, and what the results' files are called."""
-    return result.get("device", "cpu")  # none in those of older results
+    """Returns the device: the name of its file in devices/, and of the results' files."""
+    return result.get("device", "cpu")  # older results do not say
 
 
 def unmeasured(result: dict) -> str:
-    """The rows that were not measured: a line for each reason."""
+    """Returns a line for each reason why rows were not measured."""
     by_reason: dict[str, list[str]] = {}
     for row, why in result.get("unmeasured", {}).items():
         by_reason.setdefault(why, []).append(row)
@@ -244,7 +244,7 @@ def verdict(rows: list[Row]) -> str:
 
 
 def describe(about: dict) -> str:
-    """The machine in one line."""
+    """Describes the machine in one line."""
     parts = []
     if "gpu" in about:
         parts += [

@@ -1,4 +1,4 @@
-"""The results of a run, written to a folder: as they are, as tables, and as plots.
+"""Writes the results of a run to a folder: as JSON, as tables, and as plots.
 
 `results.py FOLDER` makes the tables and plots of the FOLDER's .json files again.
 """
@@ -16,7 +16,7 @@ except ImportError:  # matplotlib, or a module of it, is missing
 
 
 def write(result: dict, out: Path) -> list[str]:
-    """The files, by name, that it wrote into the folder `out`."""
+    """Writes the files into the folder `out`; returns their names."""
     out.mkdir(parents=True, exist_ok=True)
     written = [f"{device_of(result)}{suffix}" for suffix in (".json", ".md")]
     (out / written[0]).write_text(json.dumps(result, indent=1) + "\n")

@@ -11,10 +11,10 @@ from pathlib import Path
 from cases import Case, Work
 
 SOURCE = Path(__file__).with_name("peaks.cpp")
-# Loops stay loops: a memset or memcpy in their place chooses its own kind of store.
+# The compiler must not replace loops by memset or memcpy, which choose their own kind of store.
 FLAGS = ["-std=c++17", "-O3", "-march=native", "-fno-tree-loop-distribute-patterns"]
 
-# glibc's malloc gives memory of this many bytes back to the system, and gets it anew.
+# glibc's malloc returns blocks from this size on to the system, and asks for them anew.
 NEVER_KEPT = 32 << 20
 
 
@@ -29,7 +29,7 @@ class Peaks:
 
     @classmethod
     def parse(cls, text: str) -> "Peaks":
-        """From what peaks.cpp prints."""
+        """Makes it from the output of peaks.cpp."""
         peaks = cls({}, {})
         for line in text.splitlines():
             name, value = line.split()
@@ -41,7 +41,7 @@ class Peaks:
         return peaks
 
     def best(self, other: "Peaks") -> "Peaks":
-        """The higher of each peak: a disturbed measurement is only ever too low."""
+        """Takes the higher of each peak, because a disturbed measurement is only ever too low."""
         flops = {key: max(x, other.flops[key]) for key, x in self.flops.items()}
         bandwidth = {
             kind: {size: max(x, other.bandwidth[kind][size]) for size, x in by.items()}
@@ -50,17 +50,17 @@ class Peaks:
         return Peaks(flops, bandwidth)
 
     def at(self, prefix: str, working_set: int) -> float:
-        """The highest bandwidth, of the kinds that begin so, for a working set."""
+        """Returns the highest bandwidth for a working set, among the kinds that begin so."""
         found = []
         for kind, by_size in self.bandwidth.items():
             if kind.startswith(prefix):
-                # The next smaller one measured: rather too high than too low.
+                # This is the next smaller set measured, so it may be too high, but not too low.
                 held = [size for size in by_size if size <= working_set]
                 found.append(by_size[max(held, default=min(by_size))])
         return max(found)
 
     def pass_seconds(self, arithmetic: str, work: Work) -> float:
-        """The larger of the time to compute and the time to move."""
+        """Returns the time to compute or the time to move, whichever is larger."""
         moved = work.moved
         return max(
             work.flops / self.flops.get(arithmetic, self.flops["float32"]),
@@ -73,7 +73,7 @@ class Peaks:
         return sum(self.pass_seconds(case.arithmetic, work) for work in passes)
 
     def pages_seconds(self, case: Case) -> float:
-        """What attn takes longer where the system has to provide its pages first."""
+        """Returns the seconds that the system needs to provide the pages of attn."""
         if case.attn_bytes < NEVER_KEPT or "fresh" not in self.bandwidth:
             return 0.0
         fresh, store = (self.at(x, case.attn_bytes) for x in ("fresh", "store"))
@@ -98,7 +98,7 @@ def build(folder: Path) -> Path:
 
 
 def measure(threads: int) -> Peaks:
-    """The peaks of this machine with `threads` threads; takes a few seconds."""
+    """Measures the peaks of this machine with `threads` threads, in a few seconds."""
     with tempfile.TemporaryDirectory() as folder:
         command = [build(Path(folder)), str(threads)]
         done = subprocess.run(command, capture_output=True, text=True)

@@ -27,12 +27,12 @@ BATCH, ROWS, COLS = 1000, 2**20, 768  # the largest batch; m and n; d and e
 MAX_ELEMENTS = 1 << 26  # of any tensor
 MAX_FLOPS = 1 << 33  # of the forward
 BLOCK = 0.002  # seconds of calls that are timed together
-# What seems slower is measured again: noise that lasts for a while is over by then.
+# A case that seems slower is measured again, with more rounds: noise may have passed by then.
 ROUNDS = (5, 15)
 
 
 def size(rng: random.Random, largest: int) -> int:
-    """Log-uniform from 1 to `largest`; half of them 2**i or 3 * 2**i."""
+    """Draws a size from 1 to `largest`, log-uniform; half of them are 2**i or 3 * 2**i."""
     x = math.exp(rng.uniform(0, math.log(largest + 1)))
     if rng.random() < 0.5:
         return int(x)
@@ -41,7 +41,7 @@ def size(rng: random.Random, largest: int) -> int:
 
 
 def random_case(rng: random.Random) -> tuple[Case, str]:
-    """A case that fits in memory and takes no seconds, and its mode."""
+    """Draws a case that fits in memory and takes less than seconds, and its mode."""
     while True:
         case = Case(
             rng.choice(list(SHORT)),
@@ -59,7 +59,7 @@ def random_case(rng: random.Random) -> tuple[Case, str]:
 
 
 def measured(case: Case, mode: str, threads: int) -> report.Row:
-    """The times of both, round by round."""
+    """Times attn and eager, round by round."""
     problem = Problem(case, mode)
     runs = {name: RUNS[name](problem) for name in (ATTN, EAGER)}
     clock = host_clock(threads, CPU)._replace(block=BLOCK)
@@ -78,7 +78,7 @@ def measured(case: Case, mode: str, threads: int) -> report.Row:
 
 
 def sweep(seconds: float, threads: int, seed: int | None = None) -> dict:
-    """The rows of as many random cases as there is time for."""
+    """Measures as many random cases as there is time for."""
     seed = secrets.randbelow(10**6) if seed is None else seed
     console.print(f"random shapes with seed {seed}, {report.threads(threads)}")
     torch.set_num_threads(threads)

@@ -13,7 +13,7 @@ from contenders import RUNS, Problem, Run, allow_tf32
 from measure import Clock, NoDevice, host_clock
 from roofline import Peaks
 
-# Seconds of a block of calls. Events tell the calls apart, so that there need not be many.
+# Seconds of a block of calls. A few are enough, because events time each call.
 BLOCK = 0.01
 
 # Bytes of the working sets whose bandwidth is measured. A smaller one, or one that is in the
@@ -21,7 +21,7 @@ BLOCK = 0.01
 WORKING_SETS = [1 << log for log in (24, 26, 28, 30)]
 SIDE = 8192  # of the matrices that are multiplied
 
-# The most important first, as the time may be short.
+# The most important cases are first, because the time may be short.
 CASES = (
     Case("bfloat16", 4096, batch=16, modes=MODES, targets={
         "forward": Target(4, 1.7, roofline=0.7),
@@ -70,13 +70,13 @@ class Device:
         self.cycles_per_second = self.CYCLES / seconds
 
     def clock(self, case: Case) -> Clock:
-        """The GPU's time, or the host's where that is what a caller waits for."""
+        """Returns the GPU's clock, or the host's where a caller waits for the host."""
         if case.launch_bound:
             return host_clock(self.threads)
         return Clock(EVENTS, partial(EventsTimer, gpu=self), BLOCK)
 
     def timed(self, work: Callable[[], Any], calls: int = 1) -> float:
-        """The GPU's seconds for the calls, one after the other, and one before to warm up."""
+        """Returns the GPU's seconds for the calls, one after another, after one to warm up."""
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         work()
         start.record()
@@ -91,11 +91,11 @@ class Device:
         torch.cuda._sleep(int(seconds * self.cycles_per_second))
 
     def flush(self) -> None:
-        """Leaves nothing of use in the L2 cache."""
+        """Flushes the L2 cache."""
         self.cold.zero_()
 
     def about(self) -> dict:
-        """What the figures depend on."""
+        """Returns what the figures depend on."""
         gpu = torch.cuda.get_device_properties()
         found = {
             "gpu": gpu.name,
@@ -113,24 +113,24 @@ class Device:
             )
             said = subprocess.run(asked, capture_output=True, text=True).stdout.split()
         except OSError:
-            said = []  # the driver's version is no more than a help
+            said = []  # the figures are of use without the driver's version
         return found | ({"driver": said[0]} if said else {})
 
     def peaks(self) -> Peaks:
-        """By torch's own products, fills, sums and copies; takes a second or two."""
+        """Measures the peaks with torch's own products, fills, sums and copies, in seconds."""
         found = Peaks({}, {})
 
         def best(work: Callable[[], Any], calls: int) -> float:
             times = []
             for _ in range(3):
-                self.sleep(1e-3)  # by then what is short is queued
+                self.sleep(1e-3)  # short calls are all queued by then
                 times.append(self.timed(work, calls) / calls)
             return min(times)
 
         for arithmetic in ("bfloat16", "float16", "tf32", "float32", "float64"):
             allow_tf32(arithmetic == "tf32")
             dtype = getattr(torch, "float32" if arithmetic == "tf32" else arithmetic)
-            # Random: a product of zeros takes less power, for which a GPU rewards it.
+            # The numbers are random: with zeros, a GPU takes less power and runs faster.
             x, y = (torch.randn(SIDE, SIDE, device="cuda").to(dtype) for _ in range(2))
             to = torch.empty_like(x)
             seconds = best(partial(torch.mm, x, y, out=to), calls=2)
@@ -150,7 +150,7 @@ class Device:
         return found
 
     def scratch(self, case: Case, mode: str, contender: str) -> int:
-        """Bytes that torch's allocator gives out in a step, above inputs and results."""
+        """Returns the bytes that torch allocates in a step, above inputs and results."""
         run = RUNS[contender](Problem(case, mode, "cuda"))
         run()  # libraries take their workspaces, and keep them
         torch.cuda.synchronize()
@@ -169,7 +169,7 @@ class Seconds:
 
 
 class EventsTimer:
-    """The GPU's own seconds, by CUDA events around each call, its L2 cache flushed before.
+    """Times by the GPU's own clock: CUDA events around each call, the L2 cache flushed before.
 
     The GPU sleeps while the host queues the call, so that between the two events it never
     waits for the host.
@@ -189,7 +189,7 @@ class EventsTimer:
         self.queueing = min(self.LONGEST, 2 * min(queueing) + 2e-5)
 
     def blocked_autorange(self, min_run_time: float) -> Seconds:
-        """What a call takes with all that comes with it: how many to time goes by that."""
+        """Returns the seconds of a call with its overhead, to choose the number of calls."""
         torch.cuda.synchronize()
         start = time.perf_counter()
         self.timeit(self.WARM)
