@@ -5,7 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import click
+try:
+    import click
+except ModuleNotFoundError:  # not the Python of .venv
+    sys.exit("error: this Python has no click: `make` sets up one that has: .venv/bin/python")
 
 from fork import graft, overlay, paths, series, source, suites
 from fork.commands import Group, report
