@@ -89,7 +89,7 @@ def run_row(case: Case, mode: str, device: str, names: list[str], clock: Clock, 
 
 
 def limit(row: dict, peaks: roofline.Peaks | None, case: Case) -> None:
-    """Returns the seconds that the machine needs at least; None if its peaks are not known."""
+    """Puts the least seconds that the machine needs into the row; None if its peaks are unknown."""
     row["roofline"] = peaks and peaks.seconds(case, row["mode"])
     row["pages"] = peaks and peaks.pages_seconds(case)
 

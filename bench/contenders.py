@@ -138,7 +138,7 @@ def as_tensors(results: Any) -> list[Tensor]:
 
 
 def disagreement(results: Any, expected: list[Tensor], dtype: str) -> str:
-    """Returns the results that differ from eager by more than rounding explains."""
+    """Says which result differs from eager's by more than rounding explains; empty if none does."""
     tolerance = torch.finfo(getattr(torch, dtype)).eps ** 0.5
     names = ("output", "attn", "grad_q", "grad_k", "grad_v")
     for name, x, y in zip(names, as_tensors(results), expected, strict=False):

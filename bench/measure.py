@@ -92,8 +92,8 @@ def interleaved(
 ) -> Times:
     """Times one block of calls of each contender in every round.
 
-    So many rounds as fit in `seconds`, but from 5 to 25, unless `rounds` says. Where others
-    disturb, twice as many, of which the quietest count: whatever their times are.
+    It takes `rounds` rounds or, by default, as many as fit in `seconds`, from 5 to 25. If other
+    processes disturb it, it takes up to twice as many, of which the quietest count.
     """
     if not runs:
         return Times({}, 0.0)

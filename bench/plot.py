@@ -44,11 +44,11 @@ def ratios(axes: Axes, cases: list[str], rows: list[report.Row], title: str) -> 
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: times_as(x)))
     axes.set_yticks(range(len(cases)), cases)
     axes.set_ylim(len(cases) - 0.5, -0.5)
-    axes.set_title(f"{title}: torch.attn is so many times as fast as", loc="left")
+    axes.set_title(f"{title}: how many times as fast torch.attn is as", loc="left")
 
 
 def series(rows: list[report.Row], dtype: str, mode: str) -> list[report.Row]:
-    """Draws the times of a square attn of one width over n."""
+    """Returns the rows of square attn of one width and dtype, by n."""
     found = [
         row
         for row in rows
@@ -120,7 +120,7 @@ def sweep(axes: Axes, result: dict) -> None:
     axes.set_yscale("log", base=2)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: times_as(y)))
     axes.set_xlabel("multiply-adds x 2")
-    axes.set_title("Random shapes: so many times as fast as eager", loc="left")
+    axes.set_title("Random shapes: how many times as fast as eager", loc="left")
     if len(axes.lines) > 2:
         axes.legend(frameon=False, fontsize="small")
 

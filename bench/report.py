@@ -120,7 +120,7 @@ def aims(row: Row) -> dict[str, Aim]:
 
 
 def noise(row: Row) -> float:
-    """Returns the interquartile range of attn's time over its median."""
+    """Returns the interquartile range of attn's time, divided by its median."""
     ours = row["seconds"].get(ATTN, [])
     if len(ours) < 2:
         return 0.0

@@ -15,7 +15,7 @@ from fork.overlay.upstream import UNPACKED, Upstream
 
 
 def at_hand() -> list[Upstream]:
-    """Yields every pristine PyTorch below build/: wheels and source trees."""
+    """Returns every pristine PyTorch below build/: wheels and source trees."""
     places = [p.parent for p in sorted(paths.BASES.glob(f"*/{UNPACKED}"))]
     unpacked = {p.name for p in places}
     places += [p for p in sorted(paths.BASES.glob("*.whl")) if p.stem not in unpacked]

@@ -121,7 +121,7 @@ def _check_machine(folder: Path) -> None:
 
 
 def _make_root(root: Path, log: Path) -> None:
-    """Makes a Debian with all that build and tests need; a failure leaves nothing behind."""
+    """Makes a Debian with all that build and tests need; half of one is never used."""
     partial = root.with_name("root.partial")
     shutil.rmtree(partial, ignore_errors=True)
     build_dep = f'chroot "$1" apt-get --yes --no-install-recommends build-dep {debian.PACKAGE}'
