@@ -15,6 +15,7 @@ from sybil.parsers.markdown import PythonCodeBlockParser
 
 from fork.__main__ import main
 from fork.overlay import Stack
+from fork.project import PROJECT
 from fork.suites import SUITES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,8 +33,9 @@ BLOCK = re.compile(r"^\.\. code-block:: (\S+)\n\n((?:   .*\n|\n)+)", re.M)  # re
 INDENTED = re.compile(r"(?:^|(?<=\n\n))((?:    .*\n)+)")
 LANGUAGES = {"sh", "python", "text"}
 DIRECTIVES = {"{image}", "{include}", "{toctree}", "{eval-rst}", "{math}"}  # MyST's
-MAKEFILES = "".join((ROOT / name).read_text() for name in ("Makefile", "attn.mk"))
-TARGETS = set(re.findall(r"^([a-z][\w-]*):", MAKEFILES, re.M))
+MAKEFILES = "".join((ROOT / name).read_text() for name in ("Makefile", f"{PROJECT}.mk"))
+# The first target is the project's name: of this folder, and of the one in the example of `--into`.
+TARGETS = {PROJECT, "log_cosh", *re.findall(r"^([a-z][\w-]*):", MAKEFILES, re.M)}
 # In plain text, too: `make x` and `python -m fork x`, in a table or a sentence.
 INLINE = re.compile(r"`((?:make|python -m fork) [^`]+)`")
 PROGRAMS = {"cd", "ghstack", "git", "make", "pip", "python"}
