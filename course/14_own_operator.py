@@ -223,14 +223,14 @@ assert torch.equal(compiled(small), torch.log_cosh(small))
 print(run(MINE / ".venv/bin/python", "-c", PROGRAM))
 
 # %%
-# And its tests, which PyTorch's own test framework makes of the OpInfo: ``make test``
+# PyTorch's own test framework makes the operator's tests from the OpInfo. ``make test``
 # runs them, and checks the stack.
 
 run("make", "--no-print-directory", "test", python, cwd=MINE)
 tests = (MINE / "build/own/test_log_cosh.log").read_text()
-passed = re.findall(r"^ *(test_\w+) .*\.\.\. ok", tests, re.M)
+passed = re.findall(r"^ *(test_\w+) .*\.\.\. ok \([\d.]+s\)$", tests, re.M)
 print(*passed, sep="\n")
-assert len(passed) == 10
+assert len(passed) == 10 and re.search(r"^OK$", tests, re.M)
 
 # %%
 # From here on the folder is yours: ``git init`` it. ``python -m fork commits`` makes

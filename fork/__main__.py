@@ -171,7 +171,7 @@ def stack() -> None:
 @main.command(example="log_cosh '(Tensor self) -> Tensor' --into ~/log_cosh")
 @click.argument("name")
 @click.argument("schema")
-@click.option("--into", type=NEW, help="A new folder, which gets nothing else but the machinery.")
+@click.option("--into", type=NEW, help="A new folder for the commit, which gets the machinery too.")
 def new(name: str, schema: str, into: Path | None) -> None:
     """Write the skeleton of a commit that adds the operator NAME with that SCHEMA.
 

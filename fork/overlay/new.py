@@ -24,7 +24,7 @@ TYPES = {
     "int": ("int64_t", "2"),
     "bool": ("bool", "True"),
 }
-# What a new repository gets from this one: the machinery, and what drives it.
+# A new repository gets these files from this one: the machinery, and what drives it.
 MACHINERY = (
     *("fork", "CMakeLists.txt", "Makefile", "pyproject.toml", "requirements.txt", "setup.py"),
     *(".clang-format", ".gitignore", ".yamllint"),

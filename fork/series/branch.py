@@ -140,7 +140,7 @@ def _make_checkout(git: Git, upstream: Upstream, edited: Set[str]) -> None:
     git("init", "--quiet", "--initial-branch=main")
     add = ("-c", "core.autocrlf=false", "-c", "core.excludesFile=", "add")
     git(*add, "--all")
-    # Upstream has files that its own .gitignore names: git takes them if they are named.
+    # Upstream has files that its own .gitignore names: --force adds these too.
     git(*add, "--force", "--", *sorted(p for p in edited if upstream.read(p) is not None))
     head = _commit(0, f"PyTorch {upstream.version}, from a source tree without git\n")
     root = git("write-tree")

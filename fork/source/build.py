@@ -98,9 +98,8 @@ def ninja_log(log: Path) -> tuple[int, float]:
     """
     last = {}
     for line in log.read_text().splitlines():
-        if (
-            len(parts := line.split("\t")) == 5
-        ):  # not so the first line, and one that a kill cut short
+        # Not so the first line, and one that a kill cut short.
+        if len(parts := line.split("\t")) == 5:
             start, end, _, output, key = parts
             last[output] = int(start), int(end), key
     steps = set(last.values())  # a step may have many outputs, each on a line

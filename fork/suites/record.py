@@ -82,9 +82,8 @@ class Record:
         """Writes it to the file, without the entries that no commit has any more."""
         self.entries[self.keys[passed.commit]] = passed
         today = set(self.keys.values())
-        last = {
-            name for name in self.keys if not self.holds(name)
-        }  # an older entry says how long the commit took
+        # An older entry says how long the commit took.
+        last = {name for name in self.keys if not self.holds(name)}
         self.entries = {k: e for k, e in self.entries.items() if k in today or e.commit in last}
         ordered = sorted(self.entries.items(), key=lambda item: item[1].commit)
         lines = ",\n".join(f" {json.dumps(k)}: {json.dumps(asdict(e))}" for k, e in ordered)
