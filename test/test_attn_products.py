@@ -22,7 +22,7 @@ from torch.utils.cpp_extension import load
 
 
 # Functions that multiply as the kernel does: by its blocks, with A as it is or transposed in
-# memory, or strip by strip. Of what they read beyond A's rows nothing must come of.
+# memory, or strip by strip. What they read beyond A's rows is NaN: no result may depend on it.
 SOURCE = """
 #include <ATen/native/cpu/AttnFma.h>
 
@@ -52,14 +52,16 @@ void multiply(
     Fma::product_of_strips(add, left, packed, n, copy.data(), c, ldc);
     return;
   }
-  const auto operand = Fma::right(panels.data(), right, m, m <= Fma::MR / 2);
-  if (way == 0) {
-    copy_rows(copy.data(), k, left);
-    Fma::product(add, m, n, {copy.data(), k}, operand, c, ldc);
-  } else {
-    copy_rows(copy.data(), rows, left.t());
-    Fma::product(add, m, n, {copy.data(), rows, true}, operand, c, ldc);
+  const bool transposed = way == 1;
+  const auto lda = transposed ? rows : k;
+  copy_rows(copy.data(), lda, transposed ? left.t() : left);
+  const typename Fma::Left operand{copy.data(), lda, transposed};
+  const bool few = m <= Fma::template FEW_ROWS<S>;
+  std::vector<T> acc(Fma::sums_size(n), nan);
+  if (few && Fma::product_in_place(acc.data(), add, m, operand, right, c, ldc)) {
+    return;
   }
+  Fma::product(add, m, n, operand, Fma::right(panels.data(), right, m, few), c, ldc);
 }
 
 } // namespace
@@ -78,6 +80,8 @@ using bfloat16 = at::BFloat16;
 PRODUCT(float)
 PRODUCT(double)
 PRODUCT(bfloat16)
+using half = at::Half;
+PRODUCT(half)
 """
 FLAGS = {
     "DEFAULT": [],
@@ -88,7 +92,12 @@ CAPABILITY = torch.backends.cpu.get_cpu_capability().replace("NO AVX", "DEFAULT"
 # Sizes at which a strip, a vector, a panel or a part of the sum ends, and some that are far
 # from it.
 SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 24, 31, 32, 33, 48, 49, 95, 96, 97, 200)
-NAMES = {torch.float: "float", torch.double: "double", torch.bfloat16: "bfloat16"}
+NAMES = {
+    torch.float: "float",
+    torch.double: "double",
+    torch.bfloat16: "bfloat16",
+    torch.half: "half",
+}
 WAYS = ("blocks", "transposed", "strips")
 
 

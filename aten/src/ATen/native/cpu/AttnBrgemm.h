@@ -121,18 +121,18 @@ class BrgemmProducts {
   static constexpr int64_t MC = BRGEMM_ROWS[0]; // rows of A and C
   static_assert(W == BRGEMM_COLS);
   // If attn has at most this many rows, FMA computes the backward: the
-  // gradients of k and v are sums of m terms, and brgemm adds zeros up to 16.
-  // With 16 rows brgemm takes a tenth less than FMA, with 12 a tenth more (Zen
-  // 5).
-  static constexpr int64_t FEW_ROWS = 12;
+  // gradients of k and v are sums of m terms. With 40 rows it takes a tenth to
+  // a third less than brgemm, with 64 as much (Zen 5).
+  static constexpr int64_t FEW_ROWS = 48;
 
   // Whether this machine and build can, and that it is worth the copies: few
-  // columns are filled up to 32, so FMA takes half the time for up to 8 (Zen
-  // 5). A sum without terms would not be set to zero.
+  // columns are filled up to 32, and few terms to 16. With n = 16 or d + e = 16
+  // FMA takes a quarter less, with 32 as much, with 64 a third more (Zen 5). A
+  // sum without terms would not be set to zero.
   static bool fits(const Sizes& sizes, const Runtime& runtime) {
     const auto [batch, m, n, d, e] = sizes;
-    return runtime.may_use_brgemm && available() && m > 4 && n > 8 &&
-           std::min(d, e) > 0;
+    return runtime.may_use_brgemm && available() && m > 8 && n > 16 &&
+           d + e > 32 && std::min(d, e) > 0;
   }
 
   // A left operand. Each KC columns are a matrix.

@@ -30,6 +30,20 @@ class FmaProducts {
 #endif
   static constexpr int64_t NR = NV * LANES;
 
+  // Whether a B of lower precision S can be multiplied where it is. Only
+  // AVX-512 loads a part of a vector of it as fast as all of it.
+  template <typename S>
+  static constexpr bool reads_in_place =
+#if defined(CPU_CAPABILITY_AVX512)
+      !std::is_same_v<T, S>;
+#else
+      false;
+#endif
+
+  // At most this many rows of A are very few. Each MR of them convert B anew.
+  template <typename S>
+  static constexpr int64_t FEW_ROWS = reads_in_place<S> ? 2 * MR : MR / 2;
+
   // Whether a part of a vector is loaded about as fast as all of it.
 #if defined(CPU_CAPABILITY_AVX512) || defined(CPU_CAPABILITY_AVX2)
   static constexpr bool has_masks = true;
@@ -56,9 +70,10 @@ class FmaProducts {
   }
 
   // `count` columns of the right operand, in `width` vectors. Only the last
-  // vector may be partly filled.
+  // vector may be partly filled or, of lower precision, empty.
+  template <typename B>
   struct Panel {
-    const T* data;
+    const B* data;
     int64_t ld, width, count;
   };
 
@@ -70,7 +85,7 @@ class FmaProducts {
     bool in_parts = false; // its rows are multiplied some at a time
 
     // `count` columns, in `width` vectors, from column `col` and row `row` on.
-    Panel panel(
+    Panel<T> panel(
         int64_t col, int64_t width, int64_t count, int64_t row = 0) const {
       if (!packed) {
         return {data + col + row * ld, ld, width, count};
@@ -146,11 +161,12 @@ class FmaProducts {
 
   // C (+)= A times a panel of B, for the first `terms` terms. It reads
   // kernel_rows(rows) rows of A.
+  template <typename B>
   static C10_ALWAYS_INLINE void multiply(
       int64_t rows,
       int64_t terms,
       const Left& a,
-      const Panel& b,
+      const Panel<B>& b,
       bool accumulate,
       T* c,
       int64_t ldc) {
@@ -166,7 +182,9 @@ class FmaProducts {
       }
     };
     const auto with_width = [&](auto transposed) {
-      if (NV > 2 && b.width == NV) {
+      if constexpr (!std::is_same_v<T, B>) {
+        with_rows(std::integral_constant<int, 2>(), transposed);
+      } else if (NV > 2 && b.width == NV) {
         with_rows(std::integral_constant<int, NV>(), transposed);
       } else if (b.width == 2) {
         with_rows(std::integral_constant<int, 2>(), transposed);
@@ -265,6 +283,35 @@ class FmaProducts {
     }
   }
 
+  // C (+)= A x for very few rows of A and an x of lower precision that can be
+  // read where it is: it is converted as it is multiplied. Otherwise returns
+  // false; product_by of x packed gives the same bits.
+  template <typename S, typename O>
+  static bool product_in_place(
+      T* acc,
+      bool accumulate,
+      int64_t rows,
+      const Left& a,
+      const Matrix<const S>& x,
+      O* c,
+      int64_t ldc) {
+    if constexpr (reads_in_place<S>) {
+      if (x.col_stride != 1) {
+        return false;
+      }
+      for (int64_t row = 0; row < rows; row += MR) {
+        const auto strip = std::min(MR, rows - row);
+        sum_in_place(strip, a.from(row, 0), x, acc);
+        for (int64_t i = 0; i < strip; ++i) {
+          O* dst = c + (row + i) * ldc;
+          add_sum(accumulate, dst, acc + i * x.cols, x.cols);
+        }
+      }
+      return true;
+    }
+    return false;
+  }
+
   // The size of `acc` for at most `cols` columns.
   static int64_t sums_size(int64_t cols) {
     return std::max(SMALL, MR * cols);
@@ -293,6 +340,20 @@ class FmaProducts {
   }
 
  private:
+  // acc = A x for at most MR rows
+  template <typename S>
+  static void sum_in_place(
+      int64_t rows, const Left& a, const Matrix<const S>& x, T* acc) {
+    for (int64_t p = 0; p < x.rows; p += PART_ROWS) {
+      const auto terms = std::min(PART_ROWS, x.rows - p);
+      for (int64_t col = 0; col < x.cols; col += 2 * LANES) {
+        const auto count = std::min(2 * LANES, x.cols - col);
+        const Panel<S> panel{&x.at(p, col), x.row_stride, 2, count};
+        multiply(rows, terms, a.from(0, p), panel, p > 0, acc + col, x.cols);
+      }
+    }
+  }
+
   static int64_t rows_of_sums(int64_t cols) {
     return std::max<int64_t>(1, SMALL / (MR * cols + 1)) * MR;
   }
@@ -308,16 +369,25 @@ class FmaProducts {
   static constexpr int64_t UNPACKED_ROWS = 96;
   static constexpr int64_t SMALL = (24 << 10) / sizeof(T); // in the first cache
 
-  // The last vector of a panel, of which the first `count` elements are there.
-  struct LastVector {
+  // The first `count` elements of a vector.
+  struct PartOfVector {
 #if defined(CPU_CAPABILITY_AVX512)
-    explicit LastVector(int64_t count) : mask((1u << count) - 1) {}
+    explicit PartOfVector(int64_t count) : mask((1u << count) - 1) {}
 
-    C10_ALWAYS_INLINE Vec load(const T* p) const {
-      if constexpr (std::is_same_v<T, float>) {
+    template <typename B>
+    C10_ALWAYS_INLINE Vec load(const B* p) const {
+      if constexpr (std::is_same_v<B, float>) {
         return _mm512_maskz_loadu_ps(mask, p);
-      } else {
+      } else if constexpr (std::is_same_v<B, double>) {
         return _mm512_maskz_loadu_pd(mask, p);
+      } else {
+        const auto x = _mm256_maskz_loadu_epi16(mask, p);
+        if constexpr (std::is_same_v<B, at::Half>) {
+          return _mm512_cvtph_ps(x);
+        } else { // bfloat16 is the upper half of a float
+          const auto bits = _mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16);
+          return _mm512_castsi512_ps(bits);
+        }
       }
     }
     C10_ALWAYS_INLINE void store(T* p, const Vec& x) const {
@@ -359,20 +429,22 @@ class FmaProducts {
   // The micro-kernel: for each of R rows and V vectors, C chains of sums, each
   // of every Cth term. Few rows need several chains, so that a sum need not
   // wait for the one before.
-  template <int R, int C, int V, bool transposed>
+  template <int R, int C, int V, bool transposed, typename B>
   static void kernel(
       int64_t rows,
       int64_t terms,
       const Left& left,
-      const Panel& panel,
+      const Panel<B>& panel,
       bool accumulate,
       T* c,
       int64_t ldc) {
     const T* a = left.data;
     const auto lda = left.ld;
-    const T* b = panel.data;
+    const B* b = panel.data;
     const auto ldb = panel.ld;
-    const LastVector last{panel.count - (V - 1) * LANES};
+    const PartOfVector first{std::min(panel.count, LANES)};
+    const PartOfVector last{
+        std::max<int64_t>(panel.count - (V - 1) * LANES, 0)};
     auto acc = zeros<T>(std::make_index_sequence<R * C * V>());
     const auto add_term = [&](auto chain,
                               int64_t p) C10_ALWAYS_INLINE_ATTRIBUTE {
@@ -389,7 +461,12 @@ class FmaProducts {
       auto right = zeros<T>(std::make_index_sequence<V>());
       if constexpr (V > 1) {
         c10::ForcedUnroll<V - 1>{}([&](auto v) C10_ALWAYS_INLINE_ATTRIBUTE {
-          right[v] = Vec::loadu(b + p * ldb + v * LANES);
+          const B* from = b + p * ldb + v * LANES;
+          if constexpr (std::is_same_v<T, B>) {
+            right[v] = Vec::loadu(from);
+          } else {
+            right[v] = first.load(from);
+          }
         });
       }
       right[V - 1] = last.load(b + p * ldb + (V - 1) * LANES);
@@ -420,8 +497,10 @@ class FmaProducts {
         });
       }
       T* dst = c + i / V * ldc + i % V * LANES;
-      if constexpr (decltype(i)::value % V == V - 1) {
-        last.store(dst, accumulate ? last.load(dst) + sum : sum);
+      constexpr bool is_last = decltype(i)::value % V == V - 1;
+      if constexpr (is_last || !std::is_same_v<T, B>) {
+        const auto& part = is_last ? last : first;
+        part.store(dst, accumulate ? part.load(dst) + sum : sum);
       } else {
         (accumulate ? Vec::loadu(dst) + sum : sum).store(dst);
       }

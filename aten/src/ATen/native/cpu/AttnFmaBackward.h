@@ -113,8 +113,6 @@ class FmaBackward {
 
  private:
   using Fma = FmaProducts<T>;
-  static constexpr auto MR = Fma::MR;
-  static constexpr auto FEW = MR / 2;
 
   // tile = (tile + grad_attn) (1 - attn²)
   void finish(int64_t rows, int64_t cols, bool has_grad) {
@@ -143,10 +141,15 @@ class FmaBackward {
       few_.product(accumulate, rows, a, x, out);
       return;
     }
+    const bool few = rows <= Fma::template FEW_ROWS<S>;
     for (int64_t p = 0; p < x.cols; p += NC) {
       const auto cols = std::min(NC, x.cols - p);
-      const auto right = Fma::right(
-          scores_.panels(), x.block(0, p, x.rows, cols), rows, rows <= FEW);
+      const auto part = x.block(0, p, x.rows, cols);
+      if (few && Fma::product_in_place(
+                     products_, accumulate, rows, a, part, out + p, x.cols)) {
+        continue;
+      }
+      const auto right = Fma::right(scores_.panels(), part, rows, few);
       Fma::product_by(
           products_, accumulate, rows, cols, a, right, out + p, x.cols);
     }

@@ -29,7 +29,7 @@ class FmaForward {
     Layout(int64_t rows, int64_t m, int64_t n, int64_t d, int64_t e)
         : transposed(Few::fits(n) && m > n),
           chunk(std::min(at::round_up(rows, MR), transposed ? NC : MC)),
-          few_rows(m <= MR / 2),
+          few_rows(m <= Fma::template FEW_ROWS<S>),
           scores(
               transposed ? typename Scores<S>::Layout(
                                scratch, n, n, std::min(m, NC), d, false, 0)
@@ -137,6 +137,10 @@ class FmaForward {
     const typename Fma::Left attn{tile_, ld_, layout_.transposed};
     if (Few::fits(v.cols)) {
       few_.product(accumulate, rows, attn, v, out);
+      return;
+    }
+    if (layout_.few_rows &&
+        Fma::product_in_place(acc_, accumulate, rows, attn, v, out, v.cols)) {
       return;
     }
     if (pack) {

@@ -23,7 +23,7 @@ class FmaForward {
     // Of all m rows some are a task's.
     Layout(int64_t rows, int64_t m, int64_t n, int64_t d, int64_t e)
         : chunk(std::min(at::round_up(rows, MR), MC)),
-          few_rows(m <= MR / 2),
+          few_rows(m <= Fma::template FEW_ROWS<S>),
           scores(scratch, m, chunk, std::min(n, NC), d, true, 0) {
       n = std::min(n, NC);
       tile = scratch.add(tile_size<T>(chunk, n));
@@ -88,11 +88,16 @@ class FmaForward {
       int64_t all_rows,
       const Matrix<const S>& v,
       O* out) {
+    const typename Fma::Left tile{tile_, ld_};
+    if (layout_.few_rows &&
+        Fma::product_in_place(acc_, accumulate, rows, tile, v, out, v.cols)) {
+      return;
+    }
     if (pack) {
       v_right_ = Fma::right(v_panels_, v, all_rows, layout_.few_rows);
     }
     Fma::product_by(
-        acc_, accumulate, rows, v.cols, {tile_, ld_}, v_right_, out, v.cols);
+        acc_, accumulate, rows, v.cols, tile, v_right_, out, v.cols);
   }
 
   Layout layout_;

@@ -90,8 +90,6 @@ class FmaBackward {
 
  private:
   using Fma = FmaProducts<T>;
-  static constexpr auto MR = Fma::MR;
-  static constexpr auto FEW = MR / 2;
 
   // tile = (tile + grad_attn) (1 - attn²)
   void finish(int64_t rows, int64_t cols, bool has_grad) {
@@ -116,10 +114,15 @@ class FmaBackward {
       const typename Fma::Left& a,
       const Matrix<const S>& x,
       O* out) {
+    const bool few = rows <= Fma::template FEW_ROWS<S>;
     for (int64_t p = 0; p < x.cols; p += NC) {
       const auto cols = std::min(NC, x.cols - p);
-      const auto right = Fma::right(
-          scores_.panels(), x.block(0, p, x.rows, cols), rows, rows <= FEW);
+      const auto part = x.block(0, p, x.rows, cols);
+      if (few && Fma::product_in_place(
+                     products_, accumulate, rows, a, part, out + p, x.cols)) {
+        continue;
+      }
+      const auto right = Fma::right(scores_.panels(), part, rows, few);
       Fma::product_by(
           products_, accumulate, rows, cols, a, right, out + p, x.cols);
     }
