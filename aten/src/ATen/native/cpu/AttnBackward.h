@@ -5,15 +5,15 @@
 namespace at::native::attn_cpu {
 inline namespace CPU_CAPABILITY {
 
-// The blocks of rows of a gradient, each a sum to which some tiles add.
+// A gradient, as blocks of rows. Each block is a sum over some tiles.
 template <typename S, typename Tiles>
 class GradBlocks {
   using T = typename Tiles::T;
   static constexpr bool has_totals = !std::is_same_v<T, S>;
 
  public:
-  // The tiles that add to one block are `stride` tasks apart. Without slots, a
-  // single thread makes all of a block.
+  // The tiles that add to one block are `stride` tasks apart. Without slots,
+  // one thread computes all of a block.
   GradBlocks(
       int64_t blocks,
       int64_t addends,
@@ -34,10 +34,10 @@ class GradBlocks {
             runtime,
             progress) {}
 
-  // Adds what multiply(accumulate, dst) makes or, to accumulate, adds to dst.
-  // After the last addend, finish(block, total) if the total isn't the block
-  // itself. The total of a block to which a single tile adds is the block or,
-  // if `in_sums`, in `own` memory.
+  // Adds a tile's product to a block. multiply(accumulate, dst) writes the
+  // product to dst, or adds it. After the last addend, calls finish(block,
+  // total) if the total is not the block itself. If a single tile adds to a
+  // block, its total is in the block or, if `in_sums`, in `own`.
   template <bool in_sums, typename F, typename G>
   void add(
       int64_t task,
@@ -89,9 +89,9 @@ class GradBlocks {
   OrderedSums<T> sums_;
 };
 
-// The tiles of the backward: as large as they may be, but at least TILES for
-// threads to share. They depend on the sizes of a sample alone, so that the
-// order of sums depends on nothing else.
+// The tiles of the backward are as large as allowed, but there are at least
+// TILES, so that threads can share them. They depend only on the sizes of one
+// sample, and so does the order of sums.
 template <typename Tiles>
 struct Grid {
   static constexpr int64_t TILES = 36, MAX_ROWS = 192;
@@ -100,7 +100,8 @@ struct Grid {
 
   explicit Grid(const Sizes& sizes) {
     const auto [batch, m, n, d, e] = sizes;
-    // Tiles of few rows or columns are longer, so that each is worth a task.
+    // Tiles of few rows or columns are longer, so that each has enough work for
+    // a task.
     constexpr int64_t FEW = 8, WIDTH = 64;
     const auto longer =
         std::clamp<int64_t>(WIDTH / (d + e + 1), 1, Tiles::LONGEST);
@@ -129,9 +130,8 @@ void backward_by(const BackwardArgs<S>& args, const Runtime& runtime) {
   const auto tiles = grid.row_blocks * grid.col_blocks;
   const auto cols = std::min(grid.cols, n);
 
-  // Sums, and the totals in T of a lower precision, take little memory: they
-  // are there for some samples at a time or, where each sample is one thread's,
-  // for one sample a thread.
+  // Samples are processed some at a time, which bounds the memory of sums and
+  // of totals in T. If each sample is one thread's, there is one set a thread.
   constexpr int64_t MAX_TOTALS = 1 << 22, MAX_SUMS = 1 << 15;
   constexpr bool has_totals = !std::is_same_v<T, S>;
   const bool q_shared = grid.col_blocks > 1,

@@ -14,7 +14,7 @@ namespace at::native::attn_cpu {
 inline namespace CPU_CAPABILITY {
 
 // The leading dimension of operands and sums. It is no power of two, so that
-// rows don't fall into the same cache sets.
+// rows don't share cache sets.
 constexpr int64_t BRGEMM_LD = KC + 16;
 static_assert(NC <= KC, "a tile is one operand");
 
@@ -23,19 +23,22 @@ struct BrgemmSizes {
   int64_t rows, cols, terms;
 };
 
-// cpublas keeps a kernel for each set of sizes as long as the thread lives. Of
-// these there are 20: 2 x 5 that set sums, and as many that add to them.
+// cpublas keeps a kernel for each set of sizes as long as the thread lives. So
+// there are only 20 sets: 2 x 5 sizes that set sums, and 2 x 5 that add to
+// them.
 constexpr int64_t BRGEMM_COLS = 32;
 constexpr int64_t BRGEMM_ROWS[] = {64, 16};
 constexpr int64_t BRGEMM_TERMS[] = {KC, 128, 64, 32, 16};
 
-// How many terms are summed for a product of `terms`. The others are zeros.
+// Returns how many terms are summed for a product of `terms`. The rest are
+// zeros.
 inline int64_t brgemm_terms(int64_t terms) {
   return at::round_up(terms, BRGEMM_TERMS[4]);
 }
 
-// fn(sizes, row, term) for each part of a product of at most 64 rows. How terms
-// are cut, and so how sums are rounded, depends on how many there are only.
+// Calls fn(sizes, row, term) for each part of a product of at most 64 rows. How
+// the terms are divided, and so how sums are rounded, depends on their number
+// only.
 template <typename F>
 void for_brgemm_parts(int64_t rows, int64_t terms, const F& fn) {
   const auto [most, few] = BRGEMM_ROWS;
@@ -51,9 +54,9 @@ void for_brgemm_parts(int64_t rows, int64_t terms, const F& fn) {
   }
 }
 
-// Whether brgemm(sizes, accumulate, a, pairs, sums) is sums (+)= a x for x in
-// pairs: not where it fails, nor where it takes x as it is. The numbers are
-// integers and so are the sums, whatever their order.
+// Returns whether brgemm(sizes, accumulate, a, pairs, sums) computes
+// sums (+)= a x for an x in VNNI layout. On some machines it fails, on others
+// it takes x in rows. All numbers are integers, so the sums are exact.
 template <typename S, typename F>
 bool multiplies_pairs(const F& brgemm) {
   constexpr int64_t M = 16, N = BRGEMM_COLS, K = 16;
@@ -97,8 +100,9 @@ bool multiplies_pairs(const F& brgemm) {
 
 #if defined(CPU_CAPABILITY_AVX512)
 
-// Ends what a thread has of brgemm's, such as AMX's tiles. A destructor must
-// not throw, and nothing depends on it: the next product sets the tiles anew.
+// Releases what brgemm holds for a thread, such as AMX's tiles. A destructor
+// must not throw, and failure is harmless: the next product configures the
+// tiles again.
 struct BrgemmContext {
   ~BrgemmContext() {
     try {
@@ -108,10 +112,10 @@ struct BrgemmContext {
   }
 };
 
-// Products by oneDNN's brgemm, which multiplies bfloat16 or half with the
-// widest instruction that the machine has and sums in float:
+// Products by oneDNN's brgemm, which multiplies bfloat16 or half by the widest
+// instruction of the machine and sums in float:
 //   C (M x N) (+)= A (M x K) B (K x N)
-// Both operands are copies, with leading dimensions of our own.
+// Both operands are copies, whose leading dimensions are fixed.
 template <typename S>
 class BrgemmProducts {
  public:
@@ -125,17 +129,17 @@ class BrgemmProducts {
   // a third less than brgemm, with 64 as much (Zen 5).
   static constexpr int64_t FEW_ROWS = 48;
 
-  // Whether this machine and build can, and that it is worth the copies: few
-  // columns are filled up to 32, and few terms to 16. With n = 16 or d + e = 16
-  // FMA takes a quarter less, with 32 as much, with 64 a third more (Zen 5). A
-  // sum without terms would not be set to zero.
+  // Returns whether brgemm is available and worth the copies. Columns are
+  // padded to 32 and terms to 16: with n = 16 or d + e = 16 FMA takes a quarter
+  // less time, with 32 the same, with 64 a third more (Zen 5). A sum without
+  // terms would not be set to zero.
   static bool fits(const Sizes& sizes, const Runtime& runtime) {
     const auto [batch, m, n, d, e] = sizes;
     return runtime.may_use_brgemm && available() && m > 8 && n > 16 &&
            d + e > 32 && std::min(d, e) > 0;
   }
 
-  // A left operand. Each KC columns are a matrix.
+  // A left operand, as matrices of KC columns each.
   //   at(i, j)[0] = x[i][j]
   struct Left {
     S* data;
@@ -156,7 +160,7 @@ class BrgemmProducts {
     S* at(int64_t row, int64_t col) const {
       return data + col * brgemm_terms(rows) + row * W;
     }
-    // Zeros in the rows below the last pair.
+    // Writes zeros in the rows below the last pair.
     void clear_after() const {
       const auto begin = at::round_up<int64_t>(rows, 2);
       for (int64_t col = 0; col < cols; col += W) {
@@ -165,7 +169,7 @@ class BrgemmProducts {
     }
   };
 
-  // The sizes of operands, in elements of T.
+  // Return the sizes of operands, in elements of T.
   static int64_t left_size(int64_t rows, int64_t cols) {
     return at::ceil_div(cols, KC) * at::round_up(rows, MC) * BRGEMM_LD / 2;
   }
@@ -178,7 +182,8 @@ class BrgemmProducts {
     return {lo, hi};
   }
 
-  // The first `count` of the W elements from there on, and zeros.
+  // Loads the first `count` of the W elements from x[row][col] on; the rest are
+  // zeros.
   static C10_ALWAYS_INLINE Vec
   load_row(const Matrix<const S>& x, int64_t row, int64_t col, int64_t count) {
     const S* p = x.data + row * x.row_stride + col * x.col_stride;
@@ -195,7 +200,8 @@ class BrgemmProducts {
     return Vec::loadu(gathered);
   }
 
-  // fn(i, count) for i = 0, W, ...: count is W, a constant, but in the last
+  // Calls fn(i, count) for i = 0, W, ... In all calls but the last, count is
+  // the constant W.
   template <typename F>
   static C10_ALWAYS_INLINE void for_vectors(int64_t size, const F& fn) {
     int64_t i = 0;
@@ -207,14 +213,14 @@ class BrgemmProducts {
     }
   }
 
-  // C = rows row, row + 1, ... of A, at most MC, times B
+  // C = at most MC rows of A, from `row` on, times B
   static void multiply(const Left& a, int64_t row, const Right& b, T* c) {
     for (int64_t col = 0; col < b.cols; col += W) {
       multiply_panel(a, row, b, col, c + col);
     }
   }
 
-  // out (+)= A B, by way of `acc`
+  // out (+)= A B. The product is computed in `acc` first.
   template <typename O>
   static void add_product(
       bool accumulate, const Left& a, const Right& b, T* acc, O* out) {
@@ -236,9 +242,9 @@ class BrgemmProducts {
     }
   }
 
-  // fn(i, j, block rows, block cols) for each block of a (rows x cols) matrix
-  // that vec::transpose_mxn can transpose at once. Its mask for 31 rows or
-  // columns does not fit into an int.
+  // Calls fn(i, j, block rows, block cols) for each block of a (rows x cols)
+  // matrix that vec::transpose_mxn can transpose. It can't for 31 rows or
+  // columns, whose mask overflows an int.
   template <typename F>
   static void for_blocks(int64_t rows, int64_t cols, const F& fn) {
     const auto size = [](int64_t left) {
@@ -266,12 +272,12 @@ class BrgemmProducts {
     hi.store(dst + W);
   }
 
-  // A copy of x. What is right of x in its last panel is negligible.
+  // Copies x. No result depends on the columns right of x in its last panel.
   static Right right(S* copy, const Matrix<const S>& x) {
     const Right result{copy, x.rows, x.cols};
     int64_t i = 0;
     if (x.row_stride == 1) {
-      // Both of a pair are one float for this.
+      // A pair is moved as one float.
       constexpr int64_t LANES = vec::Vectorized<float>::size();
       const auto pairs = x.rows / 2;
       for (int64_t col = 0; col < x.cols; col += LANES) {
@@ -298,7 +304,7 @@ class BrgemmProducts {
     return result;
   }
 
-  // A copy of x, with columns of zeros after it. Rows below it are negligible.
+  // Copies x and appends columns of zeros. No result depends on the rows below.
   static Left left(S* copy, const Matrix<const S>& x) {
     const Left result{copy, x.rows, x.cols};
     const auto terms = brgemm_terms(x.cols);
@@ -332,11 +338,11 @@ class BrgemmProducts {
   }
 
  private:
-  // Whether it multiplies more numbers in a cycle than float's FMA: by AMX, or
-  // where VDPBF16PS starts as often as FMA. No feature says so. It does on the
-  // processors that have SSE4A, AMD's, and half as often on Intel's without
-  // AMX. To measure it would let the kernel, and so the bits, differ between
-  // runs.
+  // Returns whether brgemm multiplies more numbers in a cycle than float's FMA:
+  // by AMX, or if VDPBF16PS starts as often as FMA. No feature bit says that.
+  // It starts as often on AMD's processors, which have SSE4A, and half as often
+  // on Intel's without AMX. If it were measured, the kernel and so the bits
+  // could differ between runs.
   static bool outruns_fma() {
     if (cpublas::could_pack(c10::CppTypeToScalarType<S>::value)) { // AMX
       return true;
@@ -349,9 +355,9 @@ class BrgemmProducts {
   }
 
   static bool available() {
-    // There is no other way to ask. oneDNN's own exception says that the
-    // machine lacks the instruction. On one that multiplies half without AMX,
-    // oneDNN takes the right operand as it is.
+    // There is no other way to ask. If the machine lacks the instruction,
+    // oneDNN throws. If it multiplies half without AMX, oneDNN takes the right
+    // operand in rows.
     static const bool available = [] {
       if (!outruns_fma()) {
         return false;
@@ -362,8 +368,8 @@ class BrgemmProducts {
     return available;
   }
 
-  // sums (+)= a x for a panel x in pairs. The only caller of brgemm: what
-  // cpublas keeps a kernel for is `sizes` and `add`.
+  // acc (+)= a x for a panel x in VNNI layout. This is the only call of brgemm:
+  // cpublas keeps one kernel for each `sizes` and `accumulate`.
   static void brgemm(
       const BrgemmSizes& sizes,
       bool accumulate,
@@ -384,8 +390,8 @@ class BrgemmProducts {
         acc);
   }
 
-  // C = rows row, row + 1, ... of A, at most MC, times the panel of B that
-  // begins with column `col`
+  // C = at most MC rows of A, from `row` on, times the panel of B that begins
+  // with column `col`
   static void multiply_panel(
       const Left& a, int64_t row, const Right& b, int64_t col, T* c) {
     for_brgemm_parts(
@@ -398,7 +404,7 @@ class BrgemmProducts {
   }
 };
 
-// The forward of a task by brgemm. See Note [Tiles of attn].
+// Computes the forward of a task by brgemm. See Note [Tiles of attn].
 template <typename S>
 class BrgemmForward {
  public:
@@ -468,17 +474,17 @@ class BrgemmForward {
   BrgemmContext context_;
 };
 
-// The backward of a tile by brgemm. grad_k and grad_v are made transposed, so
-// that the tile is the right operand and need not be.
+// Computes the backward of a tile by brgemm. grad_k and grad_v are computed
+// transposed, so that the tile, as the right operand, need not be.
 template <typename S>
 class BrgemmBackward {
  public:
   using T = float;
   static constexpr int64_t ROW_STEP = 32;
   static constexpr int64_t LONGEST = 1;
-  // brgemm multiplies twice as fast as FMA, so its tiles must be larger to be
-  // worth a task: with 96 rows and columns the backward of 384 x 384, d = 64,
-  // takes a sixth more.
+  // brgemm multiplies twice as fast as FMA, so a task needs a larger tile: with
+  // 96 rows and columns the backward of 384 x 384, d = 64, takes a sixth
+  // longer.
   static constexpr int64_t MIN_TILE = 192;
   static constexpr bool sums_columns = true;
 
@@ -585,9 +591,9 @@ class BrgemmBackward {
   using Brgemm = BrgemmProducts<S>;
   using Vec = typename Brgemm::Vec;
   static constexpr auto MC = Brgemm::MC, W = Brgemm::W;
-  static constexpr int64_t AHEAD = 6; // rows, of which a line is on its way
+  static constexpr int64_t AHEAD = 6; // lines are prefetched 6 rows ahead
 
-  // At most MC rows of the tiles, from the product in acc_ or without one.
+  // Computes at most MC rows of the tiles, from the product in acc_ if any.
   template <bool with_scores, bool has_product>
   void finish_rows(
       int64_t begin,
@@ -595,14 +601,14 @@ class BrgemmBackward {
       const Matrix<const S>& attn) {
     const auto end = std::min(attn.rows, begin + MC);
     for (int64_t row = begin; row < end; row += 2) {
-      // Rows of attn are far from one another.
+      // Rows of attn are far apart in memory.
       for (const auto i : {row + AHEAD, row + AHEAD + 1}) {
         const S* p = attn.data + i * attn.row_stride;
         for (int64_t col = 0; i < attn.rows && col < attn.cols; col += W) {
           prefetch_line(p + col);
         }
       }
-      const bool odd = row + 1 < attn.rows; // else the second is of zeros
+      const bool odd = row + 1 < attn.rows; // else the second row is zeros
       Brgemm::for_vectors(
           attn.cols,
           [&](int64_t col, int64_t count) C10_ALWAYS_INLINE_ATTRIBUTE {

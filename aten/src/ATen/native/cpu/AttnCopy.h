@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <type_traits>
 
-// Copies of matrices and of sums: packed, transposed, of another precision.
+// Copies of matrices and sums: packed, transposed, converted.
 
 namespace at::native::attn_cpu {
 inline namespace CPU_CAPABILITY {
@@ -32,8 +32,8 @@ void convert(S* dst, const T* x, int64_t count) {
 
 #if defined(CPU_CAPABILITY_AVX512)
 // dst[j * dst_ld + i] = src[i][j], for at most as many rows as a vector has
-// elements. Rows of src are `src_bytes` apart. Parts of four columns (two in
-// double) are transposed within the lanes of 128 bits.
+// elements. Rows of src are `src_bytes` apart. Blocks of four columns (two in
+// double) are transposed within 128-bit lanes.
 inline void transpose_rows(
     const void* src,
     int64_t src_bytes,
@@ -117,7 +117,7 @@ void transpose(
     constexpr int64_t lanes = vec::Vectorized<T>::size();
     for (int64_t i = 0; i < rows; i += lanes) {
       const auto count = std::min(lanes, rows - i);
-      if (cols <= lanes) { // Short rows come faster from memory if asked for.
+      if (cols <= lanes) { // Prefetching makes short rows faster.
         for (int64_t j = 0; j < lanes * cols; j += 64 / sizeof(T)) {
           prefetch_line(src + (i + 4 * lanes) * src_ld + j);
         }
@@ -149,7 +149,7 @@ void copy_rows(T* dst, int64_t dst_ld, const Matrix<const S>& x) {
     }
     return;
   }
-  // A row of one number, as the gradient of a sum is expanded.
+  // Each row is one number, as in the gradient of a sum, which is expanded.
   if (x.col_stride == 0 && x.cols > 0) {
     for (const auto i : c10::irange(x.rows)) {
       std::fill_n(dst + i * dst_ld, x.cols, static_cast<T>(x.at(i, 0)));

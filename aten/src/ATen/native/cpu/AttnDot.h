@@ -5,26 +5,27 @@
 namespace at::native::attn_cpu {
 inline namespace CPU_CAPABILITY {
 
-// Products with a transposed matrix as dot products:
+// Computes a product with a transposed matrix by dot products:
 //   C (M x N) (+)= A (M x K) Bᵀ, with B (N x K)
-// The rows of B are read where they are. For few rows of A this takes less than
-// to transpose B for the micro-kernel of AttnFma.
+// The rows of B are read in place. If A has few rows, this takes less time than
+// transposing B for the micro-kernel in AttnFma.h.
 template <typename S>
 class Dot {
  public:
   using T = at::opmath_type<S>;
   using Vec = vec::Vectorized<T>;
   static constexpr int64_t LANES = Vec::size();
-  // With more, a panel of A transposed is nearly full: see AttnScores.
+  // If A has more rows, a panel of Aᵀ is nearly full: see AttnScores.h.
   static constexpr int64_t MAX_ROWS = 3 * LANES / 4;
 
-  // Whether adding up the elements of vectors, one for each element of C, takes
-  // less than to transpose B.
+  // Returns whether dot products are faster than transposing B. For each
+  // element of C, the elements of a vector must be added up at the end.
   static bool fits(int64_t rows, int64_t terms) {
     return rows <= MAX_ROWS && terms >= LANES * rows;
   }
 
-  // Writes rows of C one after the other, each to a multiple of a vector.
+  // Writes the rows of C in order. Each is written up to a multiple of a
+  // vector.
   static void product(
       int64_t rows,
       const T* a,
@@ -33,8 +34,8 @@ class Dot {
       bool accumulate,
       T* c,
       int64_t ldc) {
-    // A vector of columns of C after the other: their rows of B are read from
-    // memory once.
+    // Computes one vector of columns of C at a time, so that each row of B is
+    // read from memory once.
     for (int64_t col = 0; col < b.rows; col += LANES) {
       const auto part = b.block(col, 0, std::min(LANES, b.rows - col), b.cols);
       for (int64_t row = 0; row < rows; row += 4) {
@@ -58,15 +59,15 @@ class Dot {
   }
 
  private:
-  // How many dot products are made at once, so that a term need not wait for
-  // the one before: as many as there are registers for.
+  // This many dot products are computed at once, so that an addition need not
+  // wait for the one before. More would not fit in the registers.
 #if defined(CPU_CAPABILITY_AVX512)
   static constexpr int CHAINS = std::is_same_v<T, S> ? 16 : 8;
 #else
   static constexpr int CHAINS = std::is_same_v<T, S> ? 8 : 4;
 #endif
 
-  // R rows and at most a vector of columns of C
+  // Computes R rows and at most one vector of columns of C.
   template <int R>
   static void tile(
       const T* a,
@@ -92,8 +93,8 @@ class Dot {
     }
   }
 
-  // partial[r][j + c] = a vector whose elements' sum is the dot product of row
-  // r of A and the cth row of those at `data`
+  // Sets partial[r][j + c] to a vector. The sum of its elements is the dot
+  // product of row r of A and row c of those at `data`.
   template <int R, int C>
   static C10_ALWAYS_INLINE void dots(
       const T* a,
@@ -102,8 +103,8 @@ class Dot {
       const S* data,
       int64_t j,
       T (*partial)[LANES][LANES]) {
-    // Of an operand of lower precision two vectors are loaded at once, and have
-    // accumulators of their own.
+    // An operand of lower precision is loaded two vectors at a time, with
+    // separate accumulators.
     constexpr int V = std::is_same_v<T, S> ? 1 : 2;
     constexpr int64_t step = V * LANES;
     auto acc = zeros<T>(std::make_index_sequence<V * R * C>());
@@ -141,8 +142,8 @@ class Dot {
     });
   }
 
-  // One or two vectors of x, of which only the first `count` elements are
-  // there.
+  // Loads one or two vectors of x. If `count` is given, elements after the
+  // first `count` are zero.
   template <int V, typename X, typename... Count>
   static C10_ALWAYS_INLINE void load_to(Vec* to, const X* x, Count... count) {
     if constexpr (V == 1) {
@@ -154,10 +155,11 @@ class Dot {
     }
   }
 
-  // The sum of each of as many vectors as one has elements.
+  // Returns a vector whose element i is the sum of the elements of vector i.
   static C10_ALWAYS_INLINE Vec sums_of(const T* vectors) {
 #if defined(CPU_CAPABILITY_AVX512)
-    // Halves of two vectors, added, are one with half the terms of both.
+    // Adding halves of two vectors gives one vector with half the terms of
+    // each.
     std::array<Vec, LANES> x;
     for (const auto i : c10::irange(LANES)) {
       x[i] = Vec::loadu(vectors + i * LANES);

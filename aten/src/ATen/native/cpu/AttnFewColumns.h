@@ -7,9 +7,9 @@
 namespace at::native::attn_cpu {
 inline namespace CPU_CAPABILITY {
 
-// C (M x N) (+)= A (M x K) B (K x N) for a tile A and a B of so few columns
-// that a vector of them would be half empty. It makes Cᵀ = Bᵀ Aᵀ, whose vectors
-// are full, and transposes it.
+// C (M x N) (+)= A (M x K) B (K x N) for a tile A and a B of few columns, which
+// fill at most half a vector. Computes Cᵀ = Bᵀ Aᵀ, whose vectors are full, and
+// transposes it.
 template <typename T>
 class FewColumns {
  public:
@@ -20,8 +20,8 @@ class FewColumns {
     return cols <= MAX_COLS;
   }
 
-  // The scratch memory, in elements of T, for an A of at most `size` rows and
-  // columns.
+  // Offsets in the scratch memory, in elements of T, for an A of at most `size`
+  // rows and columns.
   struct Layout {
     int64_t b_t, c_t, c;
 
@@ -36,7 +36,7 @@ class FewColumns {
         c_t_(scratch + layout.c_t),
         c_(scratch + layout.c) {}
 
-  // To a C of lower precision nothing is added.
+  // A C of lower precision is overwritten, never added to.
   template <typename S, typename O>
   void product(
       bool accumulate,

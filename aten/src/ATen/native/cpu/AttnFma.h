@@ -7,20 +7,21 @@
 namespace at::native::attn_cpu {
 inline namespace CPU_CAPABILITY {
 
-// Products by fused multiply-add of vectors, in the precision T of the sums:
+// Products by fused multiply-add of vectors, as in BLIS, in the precision T of
+// the sums:
 //   C (M x N) (+)= A (M x K) B (K x N)
-// as in BLIS. A micro-kernel holds MR x NR sums in registers, the accumulator
-// tile. It reads a strip of MR rows of A, one number at a time, and a
-// micro-panel of NR columns of B, which is packed row after row or, if few rows
-// of A are multiplied with it, read where it is.
+// A micro-kernel keeps MR x NR sums in registers, the accumulator tile. It
+// reads MR rows of A, a strip, one number at a time, and a micro-panel of NR
+// columns of B. The micro-panel is packed row by row; if A has few rows, B is
+// read in place.
 template <typename T>
 class FmaProducts {
  public:
   using Vec = vec::Vectorized<T>;
   static constexpr int64_t LANES = Vec::size();
 
-  // As many accumulators as fit in the registers, beside NV vectors of B and
-  // one of A.
+  // The accumulators fill the registers that NV vectors of B and one of A leave
+  // free.
 #if defined(CPU_CAPABILITY_AVX512)
   static constexpr int64_t MR = 8, NV = 3;
 #elif defined(CPU_CAPABILITY_AVX2) || !defined(__x86_64__)
@@ -30,8 +31,8 @@ class FmaProducts {
 #endif
   static constexpr int64_t NR = NV * LANES;
 
-  // Whether a B of lower precision S can be multiplied where it is. Only
-  // AVX-512 loads a part of a vector of it as fast as all of it.
+  // Whether a B of lower precision S can be read in place. Only AVX-512 loads
+  // part of a vector of it as fast as a whole one.
   template <typename S>
   static constexpr bool reads_in_place =
 #if defined(CPU_CAPABILITY_AVX512)
@@ -40,19 +41,20 @@ class FmaProducts {
       false;
 #endif
 
-  // At most this many rows of A are very few. Each MR of them convert B anew.
+  // A has very few rows if it has at most this many. Each MR of them load and
+  // convert all of B.
   template <typename S>
   static constexpr int64_t FEW_ROWS = reads_in_place<S> ? 2 * MR : MR / 2;
 
-  // Whether a part of a vector is loaded about as fast as all of it.
+  // Whether part of a vector is loaded about as fast as a whole one.
 #if defined(CPU_CAPABILITY_AVX512) || defined(CPU_CAPABILITY_AVX2)
   static constexpr bool has_masks = true;
 #else
   static constexpr bool has_masks = false;
 #endif
 
-  // Calls fn(col, width) for each micro-panel of `cols` columns. The widths, in
-  // vectors, differ by one at most.
+  // Calls fn(col, width) for each micro-panel of `cols` columns. Widths are
+  // counted in vectors and differ by at most one.
   template <typename F>
   static C10_ALWAYS_INLINE void for_panels(int64_t cols, const F& fn) {
     const auto vectors = at::ceil_div(cols, LANES);
@@ -77,14 +79,15 @@ class FmaProducts {
     int64_t ld, width, count;
   };
 
-  // The right operand: where it is or, if `packed`, in micro-panels.
+  // The right operand, in micro-panels if `packed`, else in place.
   struct Right {
     const T* data;
     int64_t ld, rows;
     bool packed;
-    bool in_parts = false; // its rows are multiplied some at a time
+    bool in_parts = false; // whether PART_ROWS rows are multiplied at a time
 
-    // `count` columns, in `width` vectors, from column `col` and row `row` on.
+    // Returns `count` columns from `col` on, in `width` vectors, from row
+    // `row`.
     Panel<T> panel(
         int64_t col, int64_t width, int64_t count, int64_t row = 0) const {
       if (!packed) {
@@ -95,7 +98,7 @@ class FmaProducts {
     }
   };
 
-  // All of x, packed into dst.
+  // Packs all of x into dst.
   template <typename S>
   static Right pack(T* dst, const Matrix<const S>& x) {
     for_panels(x.cols, [&](int64_t col, int64_t width) {
@@ -106,8 +109,8 @@ class FmaProducts {
     return {dst, 0, x.rows, true};
   }
 
-  // x as the right operand of a product with `rows` rows, which may be very
-  // few. If they are many, x is packed, else it is read where it is.
+  // Returns x as the right operand of a product with `rows` rows, which may be
+  // very few. If there are many, x is packed, else it is read in place.
   template <typename S>
   static Right right(
       T* dst, const Matrix<const S>& x, int64_t rows, bool very_few) {
@@ -122,7 +125,7 @@ class FmaProducts {
     return packed;
   }
 
-  // dst[i * ld + j] = x[i][j], filled up with zeros to ld columns.
+  // dst[i * ld + j] = x[i][j], with zeros up to column ld.
   template <typename S>
   static void pack_panel(T* dst, int64_t ld, const Matrix<const S>& x) {
     for (int64_t i = 0; x.cols < ld && i < x.rows; ++i) {
@@ -144,8 +147,8 @@ class FmaProducts {
     }
   };
 
-  // At most MR rows of x as the left operand of few products: where they are,
-  // or a copy.
+  // Returns at most MR rows of x as a left operand: in place or, if needed, as
+  // a copy.
   template <typename S>
   static Left strip(T* copy, const Matrix<const S>& x) {
     if constexpr (std::is_same_v<T, S>) {
@@ -159,7 +162,7 @@ class FmaProducts {
     return {copy, x.cols};
   }
 
-  // C (+)= A times a panel of B, for the first `terms` terms. It reads
+  // C (+)= A times a panel of B, for the first `terms` terms. Reads
   // kernel_rows(rows) rows of A.
   template <typename B>
   static C10_ALWAYS_INLINE void multiply(
@@ -202,7 +205,7 @@ class FmaProducts {
     return rows > MR / 2 ? MR : rows > 1 ? MR / 2 : 1;
   }
 
-  // C (+)= A B. Of A, rows up to a multiple of MR are read as well.
+  // C (+)= A B. Reads the rows of A up to a multiple of MR.
   static void product(
       bool accumulate,
       int64_t rows,
@@ -211,8 +214,8 @@ class FmaProducts {
       const Right& b,
       T* c,
       int64_t ldc) {
-    // If A has very few rows, B comes from memory, some of its rows after
-    // others.
+    // If A has very few rows, most time goes into loading B. So it is read in
+    // the order of memory, PART_ROWS rows at a time.
     const auto part = part_of(b);
     for (int64_t p = 0; p == 0 || p < b.rows; p += part) {
       const auto terms = std::min(part, b.rows - p);
@@ -235,7 +238,8 @@ class FmaProducts {
             dst,
             ldc);
       };
-      // Of a panel of B and C, what is larger is read or written once.
+      // The larger of a panel of B and of C is in the outer loop, so that it is
+      // read or written once.
       if (terms * cols <= SMALL) {
         for (int64_t row = 0; row < rows; row += MR) {
           for_panels(cols, [&](int64_t col, int64_t width) {
@@ -252,9 +256,9 @@ class FmaProducts {
     }
   }
 
-  // The same, also for a C of lower precision, to which nothing is added, and
-  // for a B in parts, whose sum is made from zero: by way of `acc`, for some
-  // rows at a time, whose sums stay in the first cache.
+  // C (+)= A B, also for a C of lower precision, which is overwritten, and for
+  // a B in parts, whose sum must start from zero. These use `acc`: it holds the
+  // sums of some rows at a time, which fit in the L1 cache.
   template <typename O>
   static void product_by(
       T* acc,
@@ -283,9 +287,9 @@ class FmaProducts {
     }
   }
 
-  // C (+)= A x for very few rows of A and an x of lower precision that can be
-  // read where it is: it is converted as it is multiplied. Otherwise returns
-  // false; product_by of x packed gives the same bits.
+  // C (+)= A x for very few rows of A and an x of lower precision, which is
+  // read in place and converted as it is loaded. Returns false if x can't be:
+  // then product_by, which gives the same bits, must be called with x packed.
   template <typename S, typename O>
   static bool product_in_place(
       T* acc,
@@ -312,12 +316,12 @@ class FmaProducts {
     return false;
   }
 
-  // The size of `acc` for at most `cols` columns.
+  // Returns the size of `acc` for at most `cols` columns.
   static int64_t sums_size(int64_t cols) {
     return std::max(SMALL, MR * cols);
   }
 
-  // C (+)= A B for a packed B of `cols` columns, a strip of A after the other.
+  // C (+)= A B for a packed B of `cols` columns, one strip of A at a time.
   template <typename S>
   static C10_ALWAYS_INLINE void product_of_strips(
       bool accumulate,
@@ -358,16 +362,16 @@ class FmaProducts {
     return std::max<int64_t>(1, SMALL / (MR * cols + 1)) * MR;
   }
 
-  // Terms that are summed at once.
+  // Returns how many terms are summed at once.
   static int64_t part_of(const Right& b) {
     return b.in_parts ? PART_ROWS : KC;
   }
 
   static constexpr int64_t LINE = 64 / sizeof(T);
-  static constexpr int64_t AHEAD = 4; // terms, for which a line is on its way
+  static constexpr int64_t AHEAD = 4; // lines are prefetched 4 terms ahead
   static constexpr int64_t PART_ROWS = 32;
   static constexpr int64_t UNPACKED_ROWS = 96;
-  static constexpr int64_t SMALL = (24 << 10) / sizeof(T); // in the first cache
+  static constexpr int64_t SMALL = (24 << 10) / sizeof(T); // fits in L1
 
   // The first `count` elements of a vector.
   struct PartOfVector {
@@ -426,9 +430,9 @@ class FmaProducts {
 #endif
   };
 
-  // The micro-kernel: for each of R rows and V vectors, C chains of sums, each
-  // of every Cth term. Few rows need several chains, so that a sum need not
-  // wait for the one before.
+  // The micro-kernel. For each of R rows and V vectors it has C accumulators,
+  // each of which sums every Cth term. If there are few rows, one accumulator
+  // would make each addition wait for the one before.
   template <int R, int C, int V, bool transposed, typename B>
   static void kernel(
       int64_t rows,
@@ -448,12 +452,12 @@ class FmaProducts {
     auto acc = zeros<T>(std::make_index_sequence<R * C * V>());
     const auto add_term = [&](auto chain,
                               int64_t p) C10_ALWAYS_INLINE_ATTRIBUTE {
-      if constexpr (transposed) { // a line of a each, far from the one before
+      if constexpr (transposed) { // each term is in another line of a
         const T* ahead = a + (p + AHEAD) * lda;
         prefetch_line(ahead);
         prefetch_line(ahead + R - 1);
       }
-      if constexpr (C > 1) { // B is from memory
+      if constexpr (C > 1) { // B is read from memory
         c10::ForcedUnroll<V>{}([&](auto v) C10_ALWAYS_INLINE_ATTRIBUTE {
           prefetch_line(b + (p + PART_ROWS) * ldb + v * LANES);
         });
@@ -508,25 +512,26 @@ class FmaProducts {
   }
 };
 
-// The leading dimension of a tile: no power of two. The gap after each row has
-// room for the rest of a last vector.
+// Returns the leading dimension of a tile. It is no power of two, so that rows
+// don't share cache sets. Each row has a gap after it, because whole vectors
+// are stored.
 template <typename T>
 int64_t tile_ld(int64_t cols) {
   constexpr auto LANES = FmaProducts<T>::LANES;
   return at::round_up(cols, LANES) + LANES;
 }
 
-// The elements of a tile, with those below and right of it that are read or
-// written as well.
+// Returns the number of elements of a tile, including those below and right of
+// it that are read or written.
 template <typename T>
 int64_t tile_size(int64_t rows, int64_t cols) {
   return at::round_up(rows, FmaProducts<T>::MR) * tile_ld<T>(cols) +
          FmaProducts<T>::NR;
 }
 
-// Zeros below and right of a tile, up to a multiple of MR. They are read,
-// though nothing is made of them, and what memory happens to hold, read as
-// numbers, is often denormal and slow.
+// Writes zeros below and right of a tile, up to a multiple of MR. These are
+// read and multiplied, but no result depends on them. Without zeros they are
+// often denormal, which is slow.
 template <typename T>
 void clear_edges(T* tile, int64_t rows, int64_t cols, int64_t ld) {
   constexpr auto MR = FmaProducts<T>::MR;

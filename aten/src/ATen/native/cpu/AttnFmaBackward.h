@@ -6,8 +6,8 @@
 namespace at::native::attn_cpu {
 inline namespace CPU_CAPABILITY {
 
-// The backward of a tile by FMA. See Note [Tiles of attn]. Tiles of few columns
-// are transposed, so that their vectors are full.
+// Computes the backward of a tile by FMA. See Note [Tiles of attn]. Tiles of
+// few columns are transposed, so that their vectors are full.
 template <typename S>
 class FmaBackward {
  public:
@@ -15,8 +15,8 @@ class FmaBackward {
   using Few = FewColumns<T>;
   static constexpr int64_t ROW_STEP = 4;
   static constexpr int64_t LONGEST = 8;
-  // With 48 rows, packing and adding for a tile take up to a third of the
-  // backward (96 x 96, d = 300).
+  // With 48 rows, packing and adding for each tile take up to a third of the
+  // time (96 x 96, d = 300).
   static constexpr int64_t MIN_TILE = 96;
   static constexpr bool sums_columns = false;
 
@@ -81,7 +81,7 @@ class FmaBackward {
       copy_rows(grad_tile_, ld_, transposed_ ? grad_attn.t() : grad_attn);
     }
     if (transposed_) {
-      // Without grad_output there are no terms.
+      // Without grad_output the product has no terms.
       const auto v_terms = v.block(0, 0, v.rows, grad_output.cols);
       scores_.product(false, v_terms, grad_output, tile_, ld_);
     } else {
@@ -128,8 +128,8 @@ class FmaBackward {
     }
   }
 
-  // out (+)= a x, for a tile or its transpose; all of it if out is of lower
-  // precision
+  // out (+)= a x, where a is a tile or its transpose. An out of lower precision
+  // is overwritten.
   template <typename O>
   void add_to(
       bool accumulate,

@@ -6,8 +6,8 @@
 namespace at::native::attn_cpu {
 inline namespace CPU_CAPABILITY {
 
-// The forward of a task by FMA. See Note [Tiles of attn]. If attn has few
-// columns, the tile is transposed, so that its vectors are full.
+// Computes the forward of a task by FMA. See Note [Tiles of attn]. If attn has
+// few columns, the tile is transposed, so that its vectors are full.
 template <typename S>
 class FmaForward {
  public:
@@ -17,15 +17,15 @@ class FmaForward {
 
   // Offsets in the scratch memory, in elements of T.
   struct Layout {
-    bool transposed; // the tile
-    int64_t chunk;   // rows of attn that it has
-    bool few_rows;   // of attn
+    bool transposed; // whether the tile is
+    int64_t chunk;   // the rows of attn in a tile
+    bool few_rows;   // whether attn has very few rows
     ScratchLayout scratch;
     typename Scores<S>::Layout scores;
     typename Few::Layout few;
     int64_t tile, v_panels, acc, attn, size;
 
-    // Of all m rows some are a task's.
+    // A task has `rows` of the m rows.
     Layout(int64_t rows, int64_t m, int64_t n, int64_t d, int64_t e)
         : transposed(Few::fits(n) && m > n),
           chunk(std::min(at::round_up(rows, MR), transposed ? NC : MC)),
@@ -86,7 +86,7 @@ class FmaForward {
   static constexpr int64_t MC = 96;
   static_assert(MC % MR == 0);
 
-  // tile = a bᵀ; `next` if b is that of the tile before
+  // tile = a bᵀ. If `next`, b is the same as for the last tile.
   void make_scores(
       bool next, const Matrix<const S>& a, const Matrix<const S>& b) {
     ld_ = tile_ld<T>(b.rows);
@@ -125,7 +125,7 @@ class FmaForward {
     convert(attn.data, result, rows * cols);
   }
 
-  // out (+)= attn v, for `rows` rows of a task's `all_rows`
+  // out (+)= attn v, for `rows` of the task's `all_rows` rows
   template <typename O>
   void add_output(
       bool accumulate,

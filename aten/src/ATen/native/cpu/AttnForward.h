@@ -6,22 +6,22 @@
 namespace at::native::attn_cpu {
 inline namespace CPU_CAPABILITY {
 
-// How many tasks a thread takes at once: many where they are many, so that they
-// cost little to share out.
+// Returns how many tasks a thread takes at once. If there are many tasks, it
+// takes several, which reduces the cost of sharing them.
 inline int64_t tasks_at_once(int64_t tasks, int64_t threads) {
   return std::max<int64_t>(1, tasks / (64 * threads));
 }
 
-// Slots for the addends of tasks, of at most `size` elements: enough for a
-// thread to be ahead of another, but little memory.
+// Returns how many slots there are for addends of at most `size` elements: few
+// enough to bound memory, enough for one thread to run ahead of another.
 inline int64_t slots_for(int64_t size, int64_t threads, int64_t step) {
   constexpr int64_t MAX_SIZE = 1 << 16;
   return threads * std::clamp<int64_t>(
                        MAX_SIZE / std::max<int64_t>(size, 1), 1, 4 * step);
 }
 
-// The rows of attn, cut into groups for tasks: each has as many steps of `step`
-// rows as the others, or one more.
+// The rows of attn in groups, one for each task. The sizes of groups are
+// multiples of `step` and differ by one step at most.
 class RowGroups {
  public:
   RowGroups(int64_t rows, int64_t groups, int64_t step)
@@ -50,8 +50,8 @@ void forward_by(const ForwardArgs<S>& args, const Runtime& runtime) {
   const auto [batch, m, n, d, e] = args.sizes;
   const auto threads = runtime.threads(args.sizes.work());
 
-  // The rows of a task. All threads should have some; but k and v are packed
-  // for each task, and the sums of its rows should stay in a cache.
+  // The rows of a task. More tasks keep all threads busy. But each task packs k
+  // and v, so it should have many rows, whose sums should still fit in a cache.
   constexpr int64_t MIN_ROWS = 24, MAX_ROWS = 1024, MAX_SUMS = 1 << 18;
   const auto tasks_wanted =
       threads == 1
@@ -64,18 +64,19 @@ void forward_by(const ForwardArgs<S>& args, const Runtime& runtime) {
   const auto row_groups =
       at::ceil_div(m, std::max({rows_wanted, MIN_ROWS, Tiles::ROW_STEP}));
   const RowGroups groups(m, row_groups, Tiles::ROW_STEP);
-  // If this leaves threads idle, a task is one block of columns.
+  // If there are fewer groups than threads, a task is one block of columns.
   const auto blocks = at::ceil_div(n, NC);
   const bool by_blocks = batch * row_groups < threads && blocks > 1;
   const auto col_groups = by_blocks ? blocks : 1;
 
-  // A small attn may be read soon.
+  // A large attn is stored past the caches. A small one may be read soon.
   constexpr int64_t STREAMED = 8 << 20;
   const bool stream =
       batch * m * n * static_cast<int64_t>(sizeof(S)) >= STREAMED &&
       reinterpret_cast<uintptr_t>(args.attn.data) % 64 == 0 &&
       n * sizeof(S) % 64 == 0;
-  // Each element of the output is written once, or can be added to.
+  // The output is written directly if each element is written once, or if it
+  // can be added to without rounding in between.
   const bool direct = blocks == 1 || (std::is_same_v<T, S> && !by_blocks);
   const auto acc_size =
       direct ? 0 : at::round_up<int64_t>(groups.largest() * e, 64);

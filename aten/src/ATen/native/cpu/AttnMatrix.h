@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-// What the kernels of attn are given: pointers, sizes and strides.
+// The arguments of the kernels: pointers, sizes and strides.
 
 namespace at::native::attn_cpu {
 inline namespace CPU_CAPABILITY {
@@ -32,8 +32,8 @@ struct Matrix {
   }
 };
 
-// The matrices of a batch, whose dimensions have any sizes and strides; the
-// last two are those of a matrix. None has no data, and gives empty matrices.
+// A batch of matrices. Its dimensions have any sizes and strides, and the last
+// two are those of a matrix. A missing tensor gives empty matrices.
 template <typename S>
 struct MatrixBatch {
   S* data = nullptr;
@@ -70,8 +70,8 @@ struct MatrixBatch {
 struct Sizes {
   int64_t batch, m, n, d, e;
 
-  // The multiplications of attn's two products; what each element costs that is
-  // read or written, and each sample, in as many.
+  // The work, in multiplications: those of both products, 8 for each element
+  // that is read or written, and 1000 for each sample.
   double work() const {
     const auto products = static_cast<double>(m) * n * (d + e);
     const auto moved =
@@ -88,8 +88,8 @@ struct ForwardArgs {
   MatrixBatch<const S> q, k, v;
 };
 
-// Gradients that are wanted are contiguous; the others have no data, nor has a
-// gradient given that is zero.
+// The gradients that are wanted are contiguous. Those not wanted, and given
+// gradients that are zero, have no data.
 template <typename S>
 struct BackwardArgs {
   Sizes sizes;
@@ -97,7 +97,7 @@ struct BackwardArgs {
   MatrixBatch<const S> grad_output, grad_attn, q, k, v, attn;
 };
 
-// What the backward of a tile is made of. A gradient that is zero has no data.
+// The inputs of a tile's backward. A gradient that is zero has no data.
 template <typename S>
 struct Tile {
   Matrix<const S> q, k, v, attn, grad_output, grad_attn;

@@ -11,28 +11,28 @@
 #include <utility>
 #include <vector>
 
-// How threads share the tasks of attn, add to the same sums, and the memory
-// that each has.
+// Scheduling: how threads share the tasks of attn, how they add to the same
+// sums in a fixed order, and the scratch memory of each.
 
 namespace at::native::attn_cpu {
 inline namespace CPU_CAPABILITY {
 
-// What the kernels ask of their caller: threads and memory.
+// The kernels get threads and memory from their caller, by these functions.
 struct Runtime {
-  // How many threads share this work, which is a number of multiplications.
+  // Returns how many threads should share `work` multiplications.
   int64_t (*threads)(double work);
-  // Calls task(context, thread) on each of `threads` threads, and waits.
+  // Calls task(context, thread) on each of `threads` threads and waits for all.
   void (*run)(
       int64_t threads,
       void (*task)(void* context, int64_t thread),
       void* context);
   void* (*allocate)(size_t bytes); // aligned to 64 bytes
   void (*release)(void* memory);
-  bool may_use_brgemm; // of oneDNN
+  bool may_use_brgemm; // whether oneDNN is switched on
 };
 
-// The quotient and the remainder. Where the divisor is 1, as in all divisions
-// for a tiny sample, they would take longer than the sample.
+// Returns the quotient and the remainder. Divisors are often 1: for a tiny
+// sample a division instruction would take longer than the sample.
 inline std::pair<int64_t, int64_t> divide(int64_t x, int64_t divisor) {
   if (divisor == 1) {
     return {x, 0};
@@ -40,8 +40,8 @@ inline std::pair<int64_t, int64_t> divide(int64_t x, int64_t divisor) {
   return {x / divisor, x % divisor};
 }
 
-// Hands out the parts of a scratch memory, by their offsets. Each begins with a
-// line of the cache if the memory does.
+// Divides scratch memory into parts and returns their offsets. Each part begins
+// on a cache line if the memory does.
 class ScratchLayout {
  public:
   int64_t add(int64_t count) {
@@ -57,7 +57,7 @@ class ScratchLayout {
   int64_t size_ = 0;
 };
 
-// Memory for each of some threads, or slots.
+// An array of memory blocks of one size, one for each thread or slot.
 template <typename T>
 class Scratch {
  public:
@@ -81,8 +81,8 @@ class Scratch {
   T* memory_;
 };
 
-// Whether a task has thrown, and a place to sleep for a thread that waits for
-// what another task does. Nobody waits once a task has thrown.
+// Records whether a task has thrown, and lets a thread sleep until another task
+// has made progress. Nobody waits once a task has thrown.
 class Progress {
  public:
   bool failed() const {
@@ -103,7 +103,7 @@ class Progress {
     woken_.wait(lock, [&] { return done() || failed_; });
     --waiting_;
   }
-  // Wakes the threads that wait, so that they look again.
+  // Wakes the waiting threads, which then check their condition again.
   void wake() {
     if (waiting_ > 0) {
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -119,19 +119,18 @@ class Progress {
 };
 
 // Note [Ordered sums of attn]
-// Tasks that run on different threads add to the same sum. An order that
-// depended on the threads would give other bits from run to run, so the addends
-// of a sum have an order. A task makes its addend in a slot of memory, from
-// zero, and hands it in. If all addends before it are added, its thread adds
-// it, and then those after it that were handed in early. So no thread waits for
-// a turn; it waits, asleep, only if the slot that its task wants still holds
-// the addend of the task `slots` before it. Tasks are taken in order, so the
-// first task that isn't finished never waits.
+// Tasks on different threads add to the same sum. If the order of additions
+// depended on the threads, so would the rounding. So it is fixed: a task
+// computes its addend in a memory slot, starting from zero, and hands it in. If
+// all earlier addends have been added, its thread adds it, and then later ones
+// that were handed in early. So no thread waits for its turn. A thread sleeps
+// only if the slot of its task still holds the addend of the task `slots`
+// before it. Tasks start in order, so the first unfinished task never waits.
 template <typename T>
 class OrderedSums {
  public:
-  // `sums` sums of `addends` each. The tasks that add to one sum are `stride`
-  // apart.
+  // There are `sums` sums of `addends` addends each. Tasks that add to the same
+  // sum are `stride` apart.
   OrderedSums(
       int64_t sums,
       int64_t addends,
@@ -151,15 +150,15 @@ class OrderedSums {
     }
   }
 
-  // Memory for the addend of a task.
+  // Returns the memory for the addend of a task.
   T* slot(int64_t task) {
     progress_.wait_until([&] { return slot_of(task).free_for == task; });
     return memory_[task % slots()];
   }
 
-  // Hands in the addend that the task made in its slot: number `turn` of the
-  // sum. Calls add(turn, addend) for each addend whose turn it is, unless
-  // another thread is doing that, which then does it for this one too.
+  // Hands in the addend in the slot of `task`, which is number `turn` of its
+  // sum. Calls add(turn, addend) for each addend that can be added now. If
+  // another thread is adding to this sum, that thread adds this addend too.
   template <typename F>
   void hand_in(int64_t task, int64_t sum, int64_t turn, const F& add) {
     auto& state = sums_[sum];
@@ -183,11 +182,11 @@ class OrderedSums {
 
  private:
   struct alignas(64) Slot {
-    std::atomic<int64_t> free_for{0}; // the task that may use it next
-    std::atomic<int64_t> holds{-1};   // the task that has handed in its addend
+    std::atomic<int64_t> free_for{0}; // the next task that may use the slot
+    std::atomic<int64_t> holds{-1};   // the task whose addend was handed in
   };
   struct alignas(64) Sum {
-    std::atomic<int64_t> turn{0}; // the addend that is added next
+    std::atomic<int64_t> turn{0}; // the number of the next addend
     std::atomic<bool> is_adding{false};
   };
 
@@ -205,9 +204,9 @@ class OrderedSums {
   Progress& progress_;
 };
 
-// task(i, thread) for i = 0, 1, ...: each thread takes the next `step` tasks
-// that none has taken, so a task may wait for those before it. None is begun
-// after one has thrown.
+// Calls task(i, thread) for each i < tasks. Each thread takes the next `step`
+// tasks, in order, so a task may wait for earlier ones. No task starts after
+// one has thrown.
 template <typename F>
 void run_in_order(
     const Runtime& runtime,

@@ -8,9 +8,10 @@ namespace at::native::attn_cpu {
 inline namespace CPU_CAPABILITY {
 
 // C (M x N) = A (M x K) Bᵀ, with B (N x K): q kᵀ, or grad_output vᵀ, of a tile.
-// Transposing B for the micro-kernel is worth it for many rows of A and many of
-// B only. Of very few of either and many terms, C or Cᵀ is dot products; of few
-// of A, A is transposed in B's place: Cᵀ = B Aᵀ.
+// The micro-kernel needs B transposed, which pays off only if A and B have many
+// rows. If either has very few rows, and there are many terms, C or Cᵀ is
+// computed by dot products. If A has few rows, A is transposed instead of B:
+// Cᵀ = B Aᵀ.
 template <typename S>
 class Scores {
  public:
@@ -21,13 +22,13 @@ class Scores {
   // Offsets in the scratch memory, in elements of T.
   struct Layout {
     Way way;
-    bool keeps; // the panels of all of B
-    int64_t kc; // terms that are summed at once
+    bool keeps; // whether the panels of all of B are kept
+    int64_t kc; // how many terms are summed at once
     int64_t strip, panels, swapped;
 
-    // For A of at most `rows` rows, some of `m`, by which the order of
-    // sums goes. Of a B that several A are multiplied with, the panels are
-    // kept. `least` is how large their memory is at least.
+    // A has at most `rows` of the `m` rows, and the order of sums depends on m.
+    // If several A are multiplied with the same B, its panels are kept. Their
+    // memory has at least `least` elements.
     Layout(
         ScratchLayout& scratch,
         int64_t m,
@@ -46,7 +47,7 @@ class Scores {
           swaps() ? at::round_up(cols, Fma::MR) * swapped_ld(rows) : 0);
     }
 
-    // Whether Cᵀ is made first.
+    // Whether Cᵀ is computed first.
     bool swaps() const {
       return way == Way::dots_swapped || way == Way::panels_swapped;
     }
@@ -58,13 +59,13 @@ class Scores {
         panels_(scratch + layout.panels),
         swapped_(scratch + layout.swapped) {}
 
-  // Memory that is free between products if no panels are kept.
+  // This memory is free between products, unless panels are kept.
   T* panels() const {
     return panels_;
   }
 
-  // C = A Bᵀ; `next` if B is that of the product before. Rows of C are written
-  // one after the other, and may be up to a multiple of a vector.
+  // C = A Bᵀ. If `next`, B is the same as in the last product. Rows of C are
+  // written in order, each up to a multiple of a vector.
   void product(
       bool next,
       const Matrix<const S>& a,
@@ -112,7 +113,7 @@ class Scores {
   using Fma = FmaProducts<T>;
   static constexpr int64_t FEW_ROWS = 96;
 
-  // Depends on nothing else, as the order of sums does.
+  // Must depend on these sizes only, because the order of sums does.
   static Way way_of(int64_t m, int64_t cols, int64_t terms) {
     if (Dot<S>::fits(m, terms)) {
       return Way::dots;
@@ -130,8 +131,8 @@ class Scores {
     return at::round_up(rows, Fma::LANES) + Fma::LANES;
   }
 
-  // The rows of B are read where they are or, if they aren't dense, copied: the
-  // order of sums must not depend on that.
+  // Reads the rows of B in place. Rows that aren't dense are copied, because
+  // the order of sums must not depend on strides.
   void add_dots(
       bool accumulate,
       const Matrix<const S>& a,

@@ -13,11 +13,11 @@
 //                              neither  the library's
 //   attn_tanh_reduced  float   any      2^-14.6 tanh   2^-14.69, of all floats
 //
-// All are odd to the bit, keep NaN and the sign of zero, and nowhere exceed 1,
-// which they reach, attn_tanh_reduced once it is rounded.
+// Each is exactly odd, keeps NaN and the sign of zero, and never exceeds 1.
+// Each reaches 1, attn_tanh_reduced after rounding.
 //
-// The constants are those of minimax approximations.
-// tools/attn_tanh_coefficients.py derives them, and checks those below.
+// The constants are of minimax approximations:
+// tools/attn_tanh_coefficients.py derives them and checks those below.
 
 namespace at::native::attn_cpu {
 inline namespace CPU_CAPABILITY {
@@ -132,9 +132,9 @@ constexpr double attn_tanh_series[12] = {
 
 #if defined(CPU_CAPABILITY_AVX512)
 
-// tanh(a) = p(a - c), where a = |x|, and c and the polynomial p are those of
-// the interval of a: eight of equal width for each power of two of a + 0.625,
-// whose leading bits then are an index.
+// tanh(a) = p(a - c), where a = |x|. The polynomial p and the center c belong
+// to the interval of a. There are eight intervals of equal width for each power
+// of two of a + 0.625, so the leading bits of that sum are the index.
 inline vec::Vectorized<float> attn_tanh(vec::Vectorized<float> x) {
   using Vec = vec::Vectorized<float>;
   const Vec a = vec::clamp_max(x.abs(), Vec(9.2f));
@@ -154,7 +154,7 @@ inline vec::Vectorized<float> attn_tanh(vec::Vectorized<float> x) {
 
 #elif defined(CPU_CAPABILITY_AVX2)
 
-// The same with two intervals for each power of two of a + 0.75.
+// The same formula with two intervals for each power of two of a + 0.75.
 inline vec::Vectorized<float> attn_tanh(vec::Vectorized<float> x) {
   using Vec = vec::Vectorized<float>;
   const Vec a = vec::clamp_max(x.abs(), Vec(9.2f));
@@ -193,8 +193,8 @@ inline vec::Vectorized<float> attn_tanh(vec::Vectorized<float> x) {
 
 #endif
 
-// tanh(x) = x p(x^2) / q(x^2), for a result that is then rounded to half or
-// bfloat16: in half it is off by 0.51 ULP at most.
+// tanh(x) = x p(x^2) / q(x^2). The result is then rounded to half or bfloat16;
+// in half the error is at most 0.51 ULP.
 inline vec::Vectorized<float> attn_tanh_reduced(vec::Vectorized<float> x) {
   using Vec = vec::Vectorized<float>;
   const Vec a = vec::clamp(x, Vec(-5.5f), Vec(5.5f));
@@ -203,7 +203,7 @@ inline vec::Vectorized<float> attn_tanh_reduced(vec::Vectorized<float> x) {
   const auto& q = attn_tanh_q;
   const Vec numerator =
       vec::fmadd(vec::fmadd(Vec(p[2]), u, Vec(p[1])), u, Vec(p[0]));
-  // Its leading coefficient is 1.
+  // The leading coefficient of q is 1.
   const Vec denominator =
       vec::fmadd(vec::fmadd(u + Vec(q[2]), u, Vec(q[1])), u, Vec(q[0]));
   return a * numerator / denominator;
@@ -212,9 +212,9 @@ inline vec::Vectorized<float> attn_tanh_reduced(vec::Vectorized<float> x) {
 #if defined(CPU_CAPABILITY_AVX512)
 
 // tanh(c + t) = T + (1 - T^2) s / (1 + T s), where T = tanh(c) and
-// s = tanh(t) = t + t^3 r(t^2), with the c of the interval of |x| = c + t:
-// eight for each power of two of 0.915 |x| + 6.455, from 0.596 on, so that T is
-// more than half.
+// s = tanh(t) = t + t^3 r(t^2). The center c belongs to the interval of
+// |x| = c + t. There are eight intervals for each power of two of
+// 0.915 |x| + 6.455, from |x| = 0.596 on, so T is more than half.
 inline vec::Vectorized<double> attn_tanh(vec::Vectorized<double> x) {
   using Vec = vec::Vectorized<double>;
   const Vec a = vec::clamp_max(x.abs(), Vec(19.1));

@@ -12,12 +12,12 @@
 #include <cstdint>
 #include <type_traits>
 
-// What ties the kernels of attn to ATen: its tensors and its threads.
+// Converts tensors to what the kernels take, and gives them ATen's threads.
 
 namespace at::native::attn_cpu {
 inline namespace CPU_CAPABILITY {
 
-// The threads and the memory of ATen.
+// Returns the Runtime that uses ATen's threads and memory.
 inline Runtime aten_runtime() {
   const auto threads = [](double work) {
     constexpr double WORK_OF_ONE = 1 << 18;

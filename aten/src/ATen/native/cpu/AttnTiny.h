@@ -7,8 +7,8 @@
 namespace at::native::attn_cpu {
 inline namespace CPU_CAPABILITY {
 
-// Products by plain loops, for a whole attn that is too small for vectors and
-// for packing.
+// Products by plain loops. Samples this small are faster without vectors and
+// packing.
 template <typename S>
 class TinyProducts {
  public:
@@ -20,8 +20,8 @@ class TinyProducts {
     return m * n <= MAX_SIZE && m * n * (d + e) <= 4 * MAX_SIZE;
   }
 
-  // x y + z, with one rounding or two: not as the compiler likes for some
-  // strides.
+  // Returns x y + z, with one rounding if the machine has FMA, else with two.
+  // If the compiler chose, it could choose differently for different strides.
   static T multiply_add(T x, T y, T z) {
 #if defined(__FP_FAST_FMA) && defined(__FP_FAST_FMAF)
     return std::fma(x, y, z);
@@ -72,7 +72,7 @@ class TinyForward {
       O* out) {
     const auto size = q.rows * k.rows;
     TinyProducts<S>::multiply(q, k.t(), attn_);
-    std::fill_n(attn_ + size, pair_size<T>, T(0)); // read as well
+    std::fill_n(attn_ + size, pair_size<T>, T(0)); // the last load reads these
     for (int64_t i = 0; i < size; i += pair_size<T>) {
       const auto count = size - i;
       const auto x = attn_tanh_for<S>(load<T>(attn_ + i), count);

@@ -16,9 +16,9 @@
 #include <type_traits>
 #include <utility>
 
-// The vectors that the kernels of attn move: loads and stores of a part of a
-// vector, and conversions from and to the precision S of the tensors. Sums are
-// of precision T, which is S or, of half and bfloat16, float.
+// Loads and stores of whole and partial vectors. They convert between the
+// precision S of tensors and the precision T of sums: T is float for half and
+// bfloat16, else S.
 
 namespace at::native::attn_cpu {
 inline namespace CPU_CAPABILITY {
@@ -26,38 +26,37 @@ inline namespace CPU_CAPABILITY {
 constexpr int64_t NC = 288; // the most columns of a tile
 constexpr int64_t KC = 288; // the most terms that a micro-kernel sums at once
 
-// The line of the cache that holds *p will be used soon.
+// Prefetches the cache line of *p.
 C10_ALWAYS_INLINE void prefetch_line([[maybe_unused]] const void* p) {
 #if defined(__GNUC__)
   __builtin_prefetch(p);
 #endif
 }
 
-// Two vectors: as many floats as there are elements in one of half or bfloat16.
+// Two vectors. Two of float have as many elements as one of half or bfloat16.
 template <typename T>
 using Pair = vec::VectorizedN<T, 2>;
 
 template <typename T>
 constexpr int64_t pair_size = Pair<T>::size();
 
-// Accumulators that are meant to stay in registers. The compiler leaves them in
-// memory where they are made by a default constructor, in a loop, or where a
-// function that uses them, such as a lambda, is not inlined early: hence also
-// C10_ALWAYS_INLINE_ATTRIBUTE.
+// Returns accumulators that stay in registers. GCC keeps them in memory if they
+// are made by a default constructor or in a loop, or if a function that uses
+// them is inlined late. So lambdas have C10_ALWAYS_INLINE_ATTRIBUTE.
 template <typename T, size_t... I>
 C10_ALWAYS_INLINE std::array<vec::Vectorized<T>, sizeof...(I)> zeros(
     std::index_sequence<I...> /*indices*/) {
   return {((void)I, vec::Vectorized<T>(T(0)))...};
 }
 
-// Floats, rounded to S. None is a NaN that rounding would carry to another
-// number: those of bfloat16, and what is computed of them, end in zeros.
+// Rounds floats to S. Adding to the bits of a NaN could give another number,
+// but not here: a NaN of bfloat16, or computed from one, ends in zeros.
 template <typename S>
 C10_ALWAYS_INLINE vec::Vectorized<S> round_pair(const Pair<float>& x) {
 #if defined(CPU_CAPABILITY_AVX512)
   if constexpr (std::is_same_v<S, at::BFloat16>) {
-    // The upper halves, after adding half a unit, or a bit less where the last
-    // bit that stays is zero.
+    // Rounds to nearest even: adds half a unit, less one bit if the last bit
+    // that stays is zero, and keeps the upper halves.
     const auto rounded = [](__m512i bits) C10_ALWAYS_INLINE_ATTRIBUTE {
       const auto last =
           _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
@@ -143,8 +142,8 @@ C10_ALWAYS_INLINE void store(S* p, const Pair<T>& x, int64_t count) {
   }
 }
 
-// Stores `count` elements, and where `stream` past the caches, as what is not
-// read soon; p is then aligned.
+// Stores `count` elements. If `stream`, they are stored past the caches,
+// because they are not read soon. Then p must be aligned.
 template <typename T, typename S>
 C10_ALWAYS_INLINE void store(
     S* p, const Pair<T>& x, int64_t count, bool stream) {
@@ -167,8 +166,8 @@ C10_ALWAYS_INLINE void store(
   store(p, x, count);
 }
 
-// Orders what was stored past the caches before all later stores. No lock or
-// atomic does.
+// Completes stores past the caches before any later store. Locks and atomics
+// don't order these.
 inline void fence_streamed([[maybe_unused]] bool stream) {
 #if defined(CPU_CAPABILITY_AVX512)
   if (stream) {
@@ -177,7 +176,7 @@ inline void fence_streamed([[maybe_unused]] bool stream) {
 #endif
 }
 
-// tanh(x), as exact as S can hold it, of the first `count` elements at least
+// Returns tanh(x) of at least the first `count` elements, exact enough for S.
 template <typename S, typename T>
 C10_ALWAYS_INLINE Pair<T> attn_tanh_for(const Pair<T>& x, int64_t count) {
   const auto tanh = [](const auto& y) {
@@ -191,7 +190,7 @@ C10_ALWAYS_INLINE Pair<T> attn_tanh_for(const Pair<T>& x, int64_t count) {
   return {tanh(x[0]), second ? tanh(x[1]) : x[1]};
 }
 
-// x, rounded to S.
+// Rounds x to S and converts it back.
 template <typename S, typename T>
 C10_ALWAYS_INLINE Pair<T> round_to(const Pair<T>& x) {
   if constexpr (std::is_same_v<T, S>) {

@@ -5,7 +5,7 @@
 namespace at::native::attn_cpu {
 inline namespace CPU_CAPABILITY {
 
-// The forward of a task by FMA. See Note [Tiles of attn].
+// Computes the forward of a task by FMA. See Note [Tiles of attn].
 template <typename S>
 class FmaForward {
  public:
@@ -15,12 +15,12 @@ class FmaForward {
   // Offsets in the scratch memory, in elements of T.
   struct Layout {
     int64_t chunk; // rows of the tile
-    bool few_rows; // of attn
+    bool few_rows; // whether attn has very few rows
     ScratchLayout scratch;
     typename Scores<S>::Layout scores;
     int64_t tile, v_panels, acc, size;
 
-    // Of all m rows some are a task's.
+    // A task has `rows` of the m rows.
     Layout(int64_t rows, int64_t m, int64_t n, int64_t d, int64_t e)
         : chunk(std::min(at::round_up(rows, MR), MC)),
           few_rows(m <= Fma::template FEW_ROWS<S>),
@@ -79,7 +79,7 @@ class FmaForward {
     }
   }
 
-  // out (+)= tile v, for `rows` rows of a task's `all_rows`
+  // out (+)= tile v, for `rows` of the task's `all_rows` rows
   template <typename O>
   void add_output(
       bool accumulate,

@@ -6,12 +6,12 @@
 #include <ATen/native/cpu/AttnTensors.h>
 
 // Note [Tiles of attn]
-// attn, its gradient and that of the scores are m x n. Of these only attn is
-// ever in memory, and written once. They exist as tiles, blocks of some rows
-// and at most NC columns, in a thread's scratch memory. Every sum over
-// a tile starts from zero, and the sums of tiles are added in the tiles' order,
-// whichever threads they are on: results don't depend on the number of threads.
-// Scratch memory is bounded: d and e are at most ATTN_MAX_WIDTH.
+// attn, its gradient and the gradient of the scores are m x n. Only attn is
+// written to memory, once. The others exist only as tiles, blocks of some rows
+// and at most NC columns, in the scratch memory of a thread. Every sum over a
+// tile starts from zero, and the sums of tiles are added in the order of tiles,
+// whichever threads compute them. So results don't depend on the number of
+// threads. Scratch memory is bounded: d and e are at most ATTN_MAX_WIDTH.
 //
 // The kernels know no Tensor. From the outside in:
 //   AttnKernel.cpp    what ATen calls
@@ -27,12 +27,13 @@
 //   AttnVec.h         loads and stores by vectors
 //   AttnMatrix.h      pointers, sizes and strides
 //
-// A new micro-kernel is FmaProducts::kernel for other registers. A new kind of
-// kernel is a class like FmaForward and a line in AttnKernels.h. It has a
-// Layout, what it needs of scratch memory for tiles of some size, and is made
-// for a task from that layout and memory. It says
+// To add a micro-kernel, write FmaProducts::kernel for other registers. To add
+// a kind of kernel, write a class like FmaForward and add a line to
+// AttnKernels.h. The class has a Layout, which says what scratch memory it
+// needs for tiles of some size. It is constructed for each task, from a layout
+// and memory. It defines
 //   T         the precision of the sums
-//   ROW_STEP  of which the rows of a task are a multiple
+//   ROW_STEP  the rows of a task are a multiple of it
 // and has
 //   forward   attn = tanh(q kᵀ), out (+)= attn v, for a block of columns
 

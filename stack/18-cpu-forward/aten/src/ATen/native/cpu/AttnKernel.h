@@ -8,11 +8,11 @@ class Tensor;
 
 namespace at::native {
 
-// The most columns of q, k and v that the kernels take, so that their memory is
-// bounded. Where products are as wide, fusing them gains little.
+// The kernels take q, k and v of at most this many columns, which bounds their
+// scratch memory. Fusing wider products would gain little.
 constexpr int64_t ATTN_MAX_WIDTH = 1024;
 
-// Whether the kernels take q and v: not if they are complex, or wider.
+// Returns whether the kernels take q and v: if they are real, and not wider.
 bool has_attn_kernel(const Tensor& q, const Tensor& v);
 
 // Fills output and attn, which are contiguous, from q, k and v of any strides.

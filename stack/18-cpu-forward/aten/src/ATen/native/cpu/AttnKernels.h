@@ -3,8 +3,8 @@
 #include <ATen/native/cpu/AttnFmaForward.h>
 #include <ATen/native/cpu/AttnForward.h>
 
-// Which kernel computes attn, by its dtype and sizes. The first that fits;
-// FMA's fit all. See Note [Tiles of attn].
+// Chooses the kernel by dtype and sizes: the first that fits. FMA fits all. See
+// Note [Tiles of attn].
 
 namespace at::native::attn_cpu {
 inline namespace CPU_CAPABILITY {

@@ -14,8 +14,8 @@ class Scores {
 
   // Offsets in the scratch memory, in elements of T.
   struct Layout {
-    bool keeps; // the panels of all of B
-    int64_t kc; // terms that are summed at once
+    bool keeps; // whether the panels of all of B are kept
+    int64_t kc; // how many terms are summed at once
     int64_t strip, panels;
 
     // For A of at most `rows` rows. Of a B that several A are multiplied with,
@@ -42,13 +42,13 @@ class Scores {
         strip_(scratch + layout.strip),
         panels_(scratch + layout.panels) {}
 
-  // Memory that is free between products if no panels are kept.
+  // This memory is free between products, unless panels are kept.
   T* panels() const {
     return panels_;
   }
 
-  // C = A Bᵀ; `next` if B is that of the product before. Rows of C are written
-  // one after the other, and may be up to a multiple of a vector.
+  // C = A Bᵀ. If `next`, B is the same as in the last product. Rows of C are
+  // written in order, each up to a multiple of a vector.
   void product(
       bool next,
       const Matrix<const S>& a,

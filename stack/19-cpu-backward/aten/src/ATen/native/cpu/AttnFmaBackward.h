@@ -5,15 +5,15 @@
 namespace at::native::attn_cpu {
 inline namespace CPU_CAPABILITY {
 
-// The backward of a tile by FMA. See Note [Tiles of attn].
+// Computes the backward of a tile by FMA. See Note [Tiles of attn].
 template <typename S>
 class FmaBackward {
  public:
   using T = at::opmath_type<S>;
   static constexpr int64_t ROW_STEP = 4;
   static constexpr int64_t LONGEST = 8;
-  // With 48 rows, packing and adding for a tile take up to a third of the
-  // backward (96 x 96, d = 300).
+  // With 48 rows, packing and adding for each tile take up to a third of the
+  // time (96 x 96, d = 300).
   static constexpr int64_t MIN_TILE = 96;
   static constexpr bool sums_columns = false;
 
@@ -105,8 +105,8 @@ class FmaBackward {
     }
   }
 
-  // out (+)= a x, for a tile or its transpose; all of it if out is of lower
-  // precision
+  // out (+)= a x, where a is a tile or its transpose. An out of lower precision
+  // is overwritten.
   template <typename O>
   void add_to(
       bool accumulate,

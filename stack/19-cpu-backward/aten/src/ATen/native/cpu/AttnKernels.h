@@ -4,8 +4,8 @@
 #include <ATen/native/cpu/AttnFmaBackward.h>
 #include <ATen/native/cpu/AttnFmaForward.h>
 
-// Which kernel computes attn, by its dtype and sizes. The first that fits;
-// FMA's fit all. See Note [Tiles of attn].
+// Chooses the kernel by dtype and sizes: the first that fits. FMA fits all. See
+// Note [Tiles of attn].
 
 namespace at::native::attn_cpu {
 inline namespace CPU_CAPABILITY {
@@ -16,7 +16,7 @@ void forward(const ForwardArgs<S>& args, const Runtime& runtime) {
   forward_by<S, FmaForward<S>>(args, runtime);
 }
 
-// The gradients of q, k and v.
+// Computes the gradients of q, k and v.
 template <typename S>
 void backward(const BackwardArgs<S>& args, const Runtime& runtime) {
   backward_by<S, FmaBackward<S>>(args, runtime);
