@@ -175,10 +175,13 @@ def stack() -> None:
 def new(name: str, schema: str, into: Path | None) -> None:
     """Write the skeleton of a commit that adds the operator NAME with that SCHEMA.
 
-    It grafts at once. What is left to do in it says TODO, and a test fails for it.
+    It grafts at once. What is left to do in it says TODO, and a test fails for it. What is left to
+    do in the versions that earlier commits keep is printed too.
     """
     for path in overlay.new(paths.ROOT, name, schema, into):
         console.print(path, markup=False)
+    for line in overlay.unfinished(Stack(into or paths.ROOT)):
+        console.print(f"note: {line}", markup=False)
 
 
 @main.command(example="--fetch --upstream ~/pytorch")

@@ -80,7 +80,7 @@ def new(root: Path, name: str, schema: str, into: Path | None = None) -> list[st
         into: a folder that does not exist yet: gets the machinery too, and no other operator.
 
     Returns:
-        The files written, as paths below the repository.
+        The files written, as paths below the repository, the versions kept for earlier commits too.
 
     Raises:
         ForkError: for a name or a schema that cannot be taken; nothing is written then.
@@ -110,10 +110,11 @@ def new(root: Path, name: str, schema: str, into: Path | None = None) -> list[st
         copy_machinery(root, into, operator)
     number = len(commits) + 1
     folder = target / "stack" / f"{number:02d}-{name.replace('_', '-')}"
+    kept = []
     for path, text in files.items():
         place = target / path
         if is_edit(path) and place.exists():
-            keep_version(stack, commits, path)
+            kept.append(keep_version(stack, commits, path))
             text = joined(path, place.read_text(), text)
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(text)
@@ -122,7 +123,7 @@ def new(root: Path, name: str, schema: str, into: Path | None = None) -> list[st
     title, body = re.fullmatch(r"# (.+)\n\n(.*)", message, re.S).groups()
     commit = Commit(number, folder, title, body, tuple(sorted(files)), ())
     (folder / "commit.md").write_text(commit.text())
-    return [*commit.files, f"stack/{folder.name}/commit.md"]
+    return [*commit.files, *sorted(kept), f"stack/{folder.name}/commit.md"]
 
 
 def parse(name: str, schema: str) -> Operator:
@@ -274,12 +275,16 @@ def joined(path: str, old: str, more: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def keep_version(stack: Stack, commits: Iterable[Commit], path: str) -> None:
-    """Puts the version at the root into the folder of the commit that it belongs to."""
+def keep_version(stack: Stack, commits: Iterable[Commit], path: str) -> str:
+    """Puts the version at the root into the folder of the commit that it belongs to.
+
+    Returns the path of the copy.
+    """
     last = [c for c in commits if path in c.files][-1]
     kept = last.folder / path
     kept.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(stack.root / path, kept)
+    return f"{last}/{path}"
 
 
 def copy_machinery(root: Path, into: Path, op: Operator) -> None:

@@ -10,7 +10,18 @@ import yaml
 
 from fork import paths
 from fork.errors import ForkError
-from fork.overlay import DERIVATIVES, NATIVE, UNPACKED, Stack, Upstream, new, operators, resolve
+from fork.overlay import (
+    DERIVATIVES,
+    NATIVE,
+    UNPACKED,
+    Stack,
+    Upstream,
+    check,
+    new,
+    operators,
+    resolve,
+    unfinished,
+)
 from fork.tests.conftest import message, write_files
 
 SCHEMA = "(Tensor self, Tensor other, *, float scale=1.0) -> Tensor"
@@ -187,6 +198,41 @@ def test_in_a_clone(tmp_path):
     overrides = (tmp_path / "torch/overrides.edit.py").read_text()
     assert overrides.count("@@ after") == 2  # another place: a block of its own
     assert [p for p in Stack(tmp_path).problems() if "still to do" not in p] == []
+
+
+def fill_in(root, path):
+    """Puts something in place of whatever a file leaves to do."""
+    place = root / path
+    place.write_text(re.sub(r"TODO\(\w+\)", "Done", place.read_text()))
+
+
+def test_what_an_earlier_commit_keeps_must_be_filled_in_too(tmp_path):
+    """Three operators filled in at the tip: the versions of the first two are still to do."""
+    place = tmp_path / "own"
+    new(paths.ROOT, "one", SCHEMA, place)
+    command = [sys.executable, "-m", "fork", "new"]
+    for name in ("two", "three"):
+        done = subprocess.run([*command, name, SCHEMA], cwd=place, capture_output=True, text=True)
+    stack = Stack(place)
+    left = unfinished(stack)
+    said = done.stdout.splitlines()
+    assert f"stack/02-two/{NATIVE}" in said and f"stack/01-one/{NATIVE}" not in said
+    assert [line for line in said if "note: " in line] == [f"note: {x}" for x in left]
+    for path in (*stack.tree(), *(f"{commit}/commit.md" for commit in stack.commits)):
+        fill_in(place, path)
+    stack = Stack(place)
+    assert stack.problems() == []
+    docs = "torch/_torch_docs.edit.py"
+    wanted = [
+        f"stack/{folder}/{path}: TODO({name}) is still to do"
+        for folder, names in (("01-one", ("one",)), ("02-two", ("one", "two")))
+        for path in (DERIVATIVES, docs)
+        for name in names
+    ]
+    assert check(stack) == unfinished(stack) == wanted
+    for line in wanted:
+        fill_in(place, line.partition(":")[0])
+    assert unfinished(stack) == []
 
 
 def test_a_file_that_no_commit_has(tmp_path):
