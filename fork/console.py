@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from rich.box import SIMPLE
@@ -27,6 +28,7 @@ from rich.text import Text
 from fork.errors import ForkError, cause
 
 console = Console(highlight=False, soft_wrap=True)
+SILENCE = 30.0  # seconds without a line, at most, of a step whose output goes to a log
 # A line that Ninja prints for a step: steps done, steps in all, and what it makes.
 NINJA = re.compile(r"\[(\d+)/(\d+)\] .*?([^/ ]+)$")
 
@@ -65,10 +67,32 @@ class Remaining(TimeRemainingColumn):
 
 
 @contextmanager
+def _reports(progress: Progress) -> Iterator[None]:
+    """Prints a line every SILENCE seconds while the block runs: how far the step is."""
+    start, ended = time.monotonic(), threading.Event()
+
+    def report() -> None:
+        while not ended.wait(SILENCE):
+            for task in progress.tasks:
+                share = "" if task.total is None else f"{task.percentage:.0f}%, "
+                seconds = time.monotonic() - start
+                console.print(f"  {task.description} [dim]({share}{seconds:.0f} s)[/]")
+
+    thread = threading.Thread(target=report, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+@contextmanager
 def step(title: str) -> Iterator[Step]:
     """Shows `title` and the time while the block runs, and a line with its seconds when it ends.
 
-    The line of a running step is there in a terminal only.
+    A terminal shows a line that changes. A log gets a plain line every SILENCE seconds instead, so
+    that a reader sees that the step goes on.
     """
     start = time.monotonic()
     columns = (
@@ -80,7 +104,8 @@ def step(title: str) -> Iterator[Step]:
     with Progress(*columns, **settings) as progress:
         running = Step(progress, title)
         try:
-            yield running
+            with nullcontext() if console.is_terminal else _reports(progress):
+                yield running
         except BaseException:
             progress.stop()
             console.print(f"[red]x[/] {escape(title)}")

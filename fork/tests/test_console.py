@@ -3,6 +3,8 @@
 import io
 import re
 import sys
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -66,14 +68,19 @@ def test_steps_are_counted():
 def shown(monkeypatch):
     """What a step prints: in a terminal, or not in one."""
 
+    out = io.StringIO()
+
     def show(terminal, body):
-        out = io.StringIO()
         made = Console(file=out, force_terminal=terminal, width=100, highlight=False)
         monkeypatch.setattr(console, "console", made)
         with console.step("make it") as doing:
             body(doing)
+        return plain()
+
+    def plain():
         return re.sub(r"\x1b\[[\d;?]*\w", "", out.getvalue())
 
+    show.plain = plain
     return show
 
 
@@ -90,3 +97,42 @@ def test_nothing_remains_to_be_shown_where_the_end_is_unknown(shown):
 def test_elsewhere_a_step_is_one_plain_line(shown):
     text = shown(False, lambda s: s.tell("3 of 4", done=3, total=4))
     assert re.fullmatch(r"\+ make it \(\d\.\d s\)\n", text)
+
+
+@pytest.mark.parametrize(
+    "told, words",
+    [
+        ({}, r"make it"),
+        ({"text": "[x] of 4"}, r"make it: \[x\] of 4"),
+        ({"done": 3, "total": 4}, r"make it"),
+    ],
+)
+def test_a_log_gets_a_line_while_a_step_goes_on(shown, monkeypatch, told, words):
+    monkeypatch.setattr(console, "SILENCE", 0.01)
+
+    def body(doing):
+        doing.tell(**told)
+        while shown.plain().count("\n") < 2:  # until two lines are there
+            time.sleep(0.01)
+
+    share = "75%, " if "done" in told else ""
+    first, second, *_, last = shown(False, body).splitlines()
+    assert re.fullmatch(rf"  {words} \({share}\d+ s\)", second), second
+    assert re.fullmatch(r"  make it.* s\)", first)
+    assert re.fullmatch(r"\+ make it \(.* s\)", last)
+
+
+def test_no_line_comes_after_the_end(shown, monkeypatch):
+    """Not even if the step fails; what reports is a thread, which ends with the step."""
+    monkeypatch.setattr(console, "SILENCE", 0.01)
+
+    def body(doing):
+        while not shown.plain():
+            time.sleep(0.01)
+        raise ForkError("it broke")
+
+    before = threading.active_count()
+    with pytest.raises(ForkError):
+        shown(False, body)
+    assert shown.plain().splitlines()[-1] == "x make it"
+    assert threading.active_count() == before
