@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import keyword
 import re
 import shutil
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from string import Template
+
+from pygments.lexers.c_cpp import CppLexer
+from pygments.token import Keyword, Name
 
 from fork.errors import ForkError
 from fork.overlay.edit import Edit, is_edit
@@ -16,13 +22,26 @@ from fork.overlay.stack import DERIVATIVES, NATIVE, Commit, Stack, files_under, 
 from fork.project import FILE, PROJECT
 
 HERE = Path(__file__).parent / "skeleton"
-# A schema's type -> the type in C++, and a value for the samples.
+# Numbers as Python, C++ and the schema parsers of PyTorch all read them: no zero comes first.
+INTEGER = r"(0|[1-9]\d{0,17})"
+NUMBER = rf"-?(?=\.?\d){INTEGER}?(\.\d*)?([eE][+-]?\d{{1,2}})?"
+
+
+@dataclass(frozen=True)
+class Type:
+    cpp: str
+    sample: str  # a value for the samples
+    default: str  # what a default matches
+    wanted: str  # the same in words
+
+
+# A schema's type -> what the skeleton knows of it.
 TYPES = {
-    "Tensor": ("const Tensor&", ""),
-    "Scalar": ("const Scalar&", "0.5"),
-    "float": ("double", "0.5"),
-    "int": ("int64_t", "2"),
-    "bool": ("bool", "True"),
+    "Tensor": Type("const Tensor&", "", "(?!)", "left out"),
+    "Scalar": Type("const Scalar&", "0.5", NUMBER, "a number"),
+    "float": Type("double", "0.5", NUMBER, "a number"),
+    "int": Type("int64_t", "2", f"-?{INTEGER}", "an integer"),
+    "bool": Type("bool", "True", "True|False", "True or False"),
 }
 # A new repository gets these files from this one: the machinery, and what drives it.
 MACHINERY = (
@@ -30,7 +49,10 @@ MACHINERY = (
     *(".clang-format", ".gitignore", ".yamllint"),
 )
 NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
-NUMBER = re.compile(r"-?\d+(\.\d*)?(e-?\d+)?|True|False")  # or a truth value
+# The C++ that PyTorch generates has variables of these names beside the arguments and the results.
+GENERATED = {"grad_fn", "ks"}
+# A formula or the binding for Python has these names for something else than an argument.
+NO_ARGUMENT = re.compile(r"grads?|out|requires_grad|result\d*")
 
 
 @dataclass(frozen=True)
@@ -130,7 +152,9 @@ def parse(name: str, schema: str) -> Operator:
     """Parses the schema with PyTorch's own parser; raises ForkError with what is wrong."""
     if not NAME.fullmatch(name):
         raise ForkError(f"{name}: an operator is named in small letters, say log_cosh")
-    text = schema.strip()
+    if language := reserved_in(name):
+        raise ForkError(f"{name}: {language} reserves this word")
+    schema = text = " ".join(schema.split())
     if text.startswith("("):
         text = f"{name}{text}"
     if importlib.util.find_spec("torchgen") is None:
@@ -154,18 +178,53 @@ def parse(name: str, schema: str) -> Operator:
         if not isinstance(a.type, BaseType) or str(a.type) not in TYPES or a.annotation:
             takes = ", ".join(TYPES)
             raise ForkError(f"{schema}: {a}: the skeleton takes {takes} only")
-        default = a.default
-        if default in ("true", "false"):
-            default = default.capitalize()
-        if default is not None and not NUMBER.fullmatch(default):
-            raise ForkError(f"{schema}: {a}: its default is neither a number nor true or false")
-        arguments.append(Argument(a.name, str(a.type), default, a.name in keywords))
+        arguments.append(Argument(a.name, str(a.type), a.default, a.name in keywords))
     if not found.returns or any(str(r.type) != "Tensor" or r.annotation for r in found.returns):
         raise ForkError(f"{schema}: a result that is not a new Tensor")
     if not any(a.type == "Tensor" for a in arguments):
         raise ForkError(f"{schema}: takes no Tensor, so there is nothing to differentiate")
     results = tuple(r.name or "" for r in found.returns)
-    return Operator(name, str(found), tuple(arguments), results)
+    operator = Operator(name, str(found), tuple(arguments), results)
+    for wrong in faults(operator):
+        raise ForkError(f"{schema}: {wrong}")
+    return operator
+
+
+def reserved_in(word: str) -> str:
+    """Returns the language whose keyword `word` is; an empty text if it is no keyword."""
+    if keyword.iskeyword(word):
+        return "Python"
+    # Pygments is there wherever rich is.
+    tokens = list(CppLexer(ensurenl=False).get_tokens(word))
+    return "C++" if any(kind in Keyword or kind in Name.Builtin for kind, _ in tokens) else ""
+
+
+def faults(op: Operator) -> Iterator[str]:
+    """Finds what the parser takes, but Python, the compiler or the code generator does not."""
+    for a in op.arguments:
+        if a.default is not None and not re.fullmatch(TYPES[a.type].default, a.default):
+            yield f"{a.type} {a.python}: the default must be {TYPES[a.type].wanted}"
+    arguments, results = [a.name for a in op.arguments], [name for name in op.results if name]
+    for name in (*arguments, *results):
+        if not NAME.fullmatch(name.lower()):
+            yield f"'{name}' is not a name: letters, digits, single underscores between them"
+        if language := reserved_in(name):
+            yield f"{name}: {language} reserves this word"
+        if name in GENERATED or (name in arguments and NO_ARGUMENT.fullmatch(name)):
+            yield f"{name}: PyTorch's code generator has this name for something else"
+    for name, times in Counter([*arguments, *results]).items():
+        if times > 1:
+            yield f"{name}: named twice"
+    if {"self", "input"} <= {*arguments}:
+        yield "input: Python calls the argument self so"
+    if results and len(results) < len(op.results):
+        yield "name each result, or none"
+    for before, after in pairwise(op.arguments):
+        if before.default is not None and after.default is None:
+            yield f"{after.name} needs a default, as {before.name} before it has one"
+    for at, a in enumerate(op.arguments):
+        if a.keyword_only and (at == 0 or a.name in ("self", "input")):
+            yield f"{a.name}: must be positional, as OpInfo's samples have it"
 
 
 def upstream_has(name: str) -> bool:
@@ -232,7 +291,7 @@ def fill(template: str, op: Operator) -> str:
     """Fills in a file of skeleton/ for this operator."""
     tensors = op.tensors
     shapes = [f"shape_{t}" if len(tensors) > 1 else "shape" for t in tensors]
-    values = {a.name: TYPES[a.type][1] for a in op.arguments}
+    values = {a.name: TYPES[a.type].sample for a in op.arguments}
     values |= {t: f"make({shape})" for t, shape in zip(tensors, shapes, strict=True)}
     sample = [(f"{a.name}=" if a.keyword_only else "") + values[a.name] for a in op.arguments]
     if len(op.results) == 1:
@@ -246,7 +305,7 @@ def fill(template: str, op: Operator) -> str:
         "count": str(len(op.results)),
         "name": op.name,
         "names": str([a.name for a in op.arguments]),
-        "parameters": ", ".join(f"{TYPES[a.type][0]} {a.name}" for a in op.arguments),
+        "parameters": ", ".join(f"{TYPES[a.type].cpp} {a.name}" for a in op.arguments),
         "result": result,
         "returns": returns,
         "sample": ", ".join(sample),

@@ -1,14 +1,20 @@
 """`python -m fork new`: what the skeleton holds, and what is refused. course/tests grafts it."""
 
 import ast
+import inspect
+import keyword
 import re
 import subprocess
 import sys
 
 import pytest
+import torch
 import yaml
+from click.testing import CliRunner
+from sympy.printing.cxx import reserved
 
 from fork import paths
+from fork.__main__ import main
 from fork.errors import ForkError
 from fork.overlay import (
     DERIVATIVES,
@@ -22,9 +28,15 @@ from fork.overlay import (
     resolve,
     unfinished,
 )
+from fork.overlay.new import parse
 from fork.tests.conftest import message, write_files
 
 SCHEMA = "(Tensor self, Tensor other, *, float scale=1.0) -> Tensor"
+# SymPy, which torch requires, has a list too, up to C++17; these came with C++20.
+CPP_KEYWORDS = {word.strip(",") for word in reserved["C++17"]} | {
+    *("char8_t", "co_await", "co_return", "co_yield", "concept", "consteval", "constinit"),
+    "requires",
+}
 OPINFOS = "torch/testing/_internal/opinfo/definitions"
 
 
@@ -57,7 +69,11 @@ REFUSED = {
     "writes": ("mine", "(Tensor(a!) self) -> Tensor", "the skeleton takes"),
     "a view": ("mine", "(Tensor(a) self) -> Tensor(a)", "the skeleton takes"),
     "a number": ("mine", "(Tensor self) -> int", "a result that is not a new Tensor"),
-    "a word": ("mine", "(Tensor self, int how=Mean) -> Tensor", "neither a number nor true or"),
+    "a word": (
+        "mine",
+        "(Tensor self, int how=Mean) -> Tensor",
+        "int how=Mean: the default must be an integer",
+    ),
     "no tensor": ("mine", "(int n) -> Tensor", "takes no Tensor"),
     "out": (
         "mine",
@@ -81,6 +97,102 @@ def test_refused_and_nothing_written(why):
     assert status() == before
 
 
+# What PyTorch's parser of schemas takes, though no such operator can be compiled or called.
+CANNOT_WORK = {
+    "(Tensor self, Tensor self) -> Tensor": "self: named twice",
+    "(Tensor self, int n, float n) -> Tensor": "n: named twice",
+    "(Tensor self) -> (Tensor a, Tensor a)": "a: named twice",
+    "(Tensor self) -> (Tensor self, Tensor b)": "self: named twice",
+    "(Tensor self, Tensor input) -> Tensor": "input: Python calls the argument self so",
+    "(Tensor self) -> (Tensor a, Tensor)": "name each result, or none",
+    "(Tensor self) -> (Tensor, Tensor b)": "name each result, or none",
+    "(Tensor self, int default) -> Tensor": "default: C++ reserves this word",
+    "(Tensor self, int double) -> Tensor": "double: C++ reserves this word",
+    "(Tensor self, *, bool lambda) -> Tensor": "lambda: Python reserves this word",
+    "(Tensor self) -> (Tensor a, Tensor class)": "class: Python reserves this word",
+    "(Tensor self) -> (Tensor union, Tensor a)": "union: C++ reserves this word",
+    "(Tensor grad) -> Tensor": "grad: PyTorch's code generator has this name",
+    "(Tensor self, int result0) -> Tensor": "result0: PyTorch's code generator has this name",
+    "(Tensor self, Tensor out) -> Tensor": "out: PyTorch's code generator has this name",
+    "(Tensor self) -> (Tensor ks, Tensor a)": "ks: PyTorch's code generator has this name",
+    "(Tensor ) -> Tensor": "'' is not a name",
+    "(Tensor self, int _n) -> Tensor": "'_n' is not a name",
+    "(Tensor self, int self_) -> Tensor": "'self_' is not a name",
+    "(Tensor self, int 2nd) -> Tensor": "'2nd' is not a name",
+    "(Tensor se-lf) -> Tensor": "'se-lf' is not a name",
+    "(Tensor größe) -> Tensor": "'größe' is not a name",
+    "(Tensor self, int n=1, int m) -> Tensor": "m needs a default, as n before it has one",
+    "(Tensor self, int n=1, *, int m) -> Tensor": "m needs a default, as n before it has one",
+    "(*, Tensor x) -> Tensor": "x: must be positional",
+    "(Tensor x, *, Tensor self) -> Tensor": "self: must be positional",
+    "(Tensor x, *, int input) -> Tensor": "input: must be positional",
+}
+NO_DEFAULT = {
+    "Tensor": ("1", "True", ".5"),
+    "Scalar": ("True", "Mean", "1e", "05", "."),
+    "float": ("True", "true", "inf", "05", "1e400", "1_0", "0x10", "-", "e3", "1.5.2"),
+    "int": ("1.5", "1.", "1e3", "True", "08", "0x10", "-", "99999999999999999999"),
+    "bool": ("1", "0", "true", "false", ".5", "None"),
+}
+DEFAULTS = {
+    "Scalar": ("1", "-2.5", ".5", "1e-3"),
+    "float": (".5", "-.5", "1.", "0", "-3", "2.50", "1e3", "1e+3", "1.5E-3", "0.5"),
+    "int": ("0", "-1", "10", "123456789012345678"),
+    "bool": ("True", "False"),
+}
+
+
+@pytest.mark.parametrize(
+    "schema, words",
+    [
+        *CANNOT_WORK.items(),
+        *(
+            (f"(Tensor self, {type} x={value}) -> Tensor", f"{type} x={value}: the default must be")
+            for type, values in NO_DEFAULT.items()
+            for value in values
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_at_once(tmp_path, schema, words):
+    place = tmp_path / "own"
+    with pytest.raises(ForkError) as caught:
+        new(paths.ROOT, "mine", schema, place)
+    assert f"{schema}: {words}" in str(caught.value) and "\n" not in str(caught.value)
+    assert not place.exists()
+
+
+@pytest.mark.parametrize("word", sorted({*keyword.kwlist, *CPP_KEYWORDS}))
+def test_a_keyword_names_nothing(tmp_path, word):
+    place = tmp_path / "own"
+    schemas = {
+        "mine": (f"(Tensor {word}) -> Tensor", f"(Tensor self) -> (Tensor {word}, Tensor x)")
+    }
+    if word.islower():
+        schemas[word] = ("(Tensor self) -> Tensor",)
+    for name in schemas:
+        for schema in schemas[name]:
+            with pytest.raises(ForkError, match=f"{word}: (Python|C\\+\\+) reserves this word"):
+                new(paths.ROOT, name, schema, place)
+    assert not place.exists()
+
+
+@pytest.mark.parametrize("type, value", [(t, v) for t, values in DEFAULTS.items() for v in values])
+def test_defaults(type, value):
+    """What is accepted means the same to PyTorch's dispatcher and to Python."""
+    operator = parse("mine", f"(Tensor self, {type} x={value}) -> Tensor")
+    taken = torch._C.parse_schema(operator.schema).arguments[1].default_value
+    assert (
+        taken == inspect.signature(eval(f"lambda {operator.signature}: 0")).parameters["x"].default
+    )
+
+
+def test_names_that_are_near_to_what_is_refused():
+    schema = "(Tensor input, Tensor A, int n2, float grad_scale) -> (Tensor out, Tensor result)"
+    operator = parse("mine", schema)
+    assert [a.name for a in operator.arguments] == ["input", "A", "n2", "grad_scale"]
+    assert operator.results == ("out", "result")
+
+
 def test_a_folder_that_is_there(tmp_path):
     (tmp_path / "x").write_text("mine")
     with pytest.raises(ForkError, match="exists; name a new folder"):
@@ -93,7 +205,7 @@ SCHEMAS = {
     "one": "(Tensor self) -> Tensor",
     "three_named": "(Tensor x, int n, bool flag=True) -> (Tensor a, Tensor b, Tensor c)",
     "two": "two(Tensor self, Scalar alpha) -> (Tensor, Tensor)",
-    "key": "(Tensor self, float a=1e-3, *, Tensor other, int b, bool c=False) -> Tensor",
+    "key": "(Tensor self, float a, *, Tensor other, int b, bool c=False) -> Tensor",
 }
 
 
@@ -112,6 +224,7 @@ def test_what_a_folder_of_its_own_has(others):
     assert not (others / "fork" / "tests").exists() and not (others / "course").exists()
     names_attn = [p for p, text in tree(others).items() if b"attn" in p.encode() + text.lower()]
     assert not names_attn
+    assert " python -m fork" not in (others / "README.md").read_text().replace("`", " ")
     assert operators(others / NATIVE) == list(SCHEMAS)
     # Of an earlier commit, which can be grafted too, those that it has.
     assert operators(Stack(others).tree(2)[NATIVE]) == list(SCHEMAS)[:2]
@@ -206,16 +319,16 @@ def fill_in(root, path):
     place.write_text(re.sub(r"TODO\(\w+\)", "Done", place.read_text()))
 
 
-def test_what_an_earlier_commit_keeps_must_be_filled_in_too(tmp_path):
+def test_what_an_earlier_commit_keeps_must_be_filled_in_too(tmp_path, monkeypatch):
     """Three operators filled in at the tip: the versions of the first two are still to do."""
     place = tmp_path / "own"
     new(paths.ROOT, "one", SCHEMA, place)
-    command = [sys.executable, "-m", "fork", "new"]
+    monkeypatch.setattr(paths, "ROOT", place)
     for name in ("two", "three"):
-        done = subprocess.run([*command, name, SCHEMA], cwd=place, capture_output=True, text=True)
+        done = CliRunner().invoke(main, ["new", name, SCHEMA])
     stack = Stack(place)
     left = unfinished(stack)
-    said = done.stdout.splitlines()
+    said = done.output.splitlines()
     assert f"stack/02-two/{NATIVE}" in said and f"stack/01-one/{NATIVE}" not in said
     assert [line for line in said if "note: " in line] == [f"note: {x}" for x in left]
     for path in (*stack.tree(), *(f"{commit}/commit.md" for commit in stack.commits)):
