@@ -37,7 +37,7 @@ MAKEFILES = "".join((ROOT / name).read_text() for name in ("Makefile", f"{PROJEC
 # The first target is the project's name: of this folder, and of the one in the example of `--into`.
 TARGETS = {PROJECT, "log_cosh", *re.findall(r"^([a-z][\w-]*):", MAKEFILES, re.M)}
 # In plain text, too: `make x` and `python -m fork x`, in a table or a sentence.
-INLINE = re.compile(r"`((?:make|python -m fork) [^`]+)`")
+INLINE = re.compile(r"`((?:make|(?:\.venv/bin/)?python -m fork) [^`]+)`")
 PROGRAMS = {"cd", "ghstack", "git", "make", "pip", "python"}
 # What only a command makes, or the reader has.
 ELSEWHERE = re.compile(r"[~/$]|(build|dist|patches)(/|$)|.*pytorch")
@@ -189,6 +189,15 @@ def test_quotations_are_seen():
         "x/y.edit.py",
     ):
         assert strange(line), line
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.suffix == ".md"], ids=name)
+def test_the_python_that_runs_the_machinery_is_named(page):
+    """A bare `python` has no click: what one copies begins with .venv/bin/python."""
+    code = "\n".join(body for _, body in fences(page))
+    assert re.findall(r"^(?:\$ )?python -m fork.*", code, re.M) == []
+    text = prose(page)
+    assert "python -m fork" not in text or ".venv/bin/python -m fork" in text
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

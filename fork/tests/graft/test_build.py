@@ -466,6 +466,18 @@ def test_the_wheel_tells_type_checkers_and_torchgen(grafted):
     assert native.count("- func: attn(") == 1
 
 
+@pytest.mark.parametrize("page", ["README.md", "site/install.md"])
+def test_a_page_quotes_the_number_of_files_that_a_graft_prints(grafted, page, tmp_path):
+    if str(grafted[0].base.upstream.release) != releases.default_release():
+        pytest.skip("the pages quote the default release's graft")
+    graft = Graft(Stack(ROOT), grafted[0].base)
+    graft.stage = tmp_path  # that of the wheel stays as it is
+    quoted = re.findall(
+        r"^\+ overlay, commit (.*), on .*: (\d+) files", (ROOT / page).read_text(), re.M
+    )
+    assert quoted == [(graft.commit.folder.name, str(len(graft.resolve())))]
+
+
 def test_nothing_is_done_twice(grafted, monkeypatch):
     graft, wheel = grafted
     monkeypatch.setattr(Graft, "compile", lambda *a: pytest.fail("compiled again"))
