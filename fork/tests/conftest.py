@@ -1,4 +1,4 @@
-"""Small PyTorches and small stacks to try the machinery on."""
+"""Makes small PyTorches and small stacks, on which the tests try the machinery."""
 
 import contextlib
 import subprocess
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from wheel.wheelfile import WheelFile
 
-with contextlib.suppress(ImportError):  # a borrowed environment may lack it
-    # Torch imports it, which fails after something else has imported the library's own distutils.
+with contextlib.suppress(ImportError):  # a borrowed environment may lack setuptools
+    # torch imports setuptools, which fails once the standard library's distutils is imported.
     import setuptools  # noqa: F401
 
 PYTHON = f"cp{sys.version_info.major}{sys.version_info.minor}"
@@ -50,7 +50,7 @@ def write_files(root: Path, files: dict[str, str]) -> Path:
 
 @pytest.fixture
 def source(tmp_path):
-    """A source tree of PyTorch 2.6.0, as far as these tests need one."""
+    """Makes a source tree of PyTorch 2.6.0 with the few files that these tests read."""
     files = {
         "version.txt": "2.6.0a0\n",
         "aten/src/ATen/native/native_functions.yaml": YAML,
@@ -68,7 +68,7 @@ def git(tree, *args):
 
 @pytest.fixture
 def checkout(source):
-    """The source tree as somebody's checkout, on a branch with a history."""
+    """Makes the source tree a checkout: a branch with one commit."""
     git(source, "init", "--quiet", "--initial-branch=main")
     git(source, "add", "--all")
     git(source, "commit", "--quiet", "--message=upstream")
@@ -77,7 +77,7 @@ def checkout(source):
 
 @pytest.fixture
 def wheel(tmp_path):
-    """A wheel file of torch 2.13.0+cpu, as far as these tests need one."""
+    """Makes a wheel of torch 2.13.0+cpu with the few files that these tests read."""
     path = tmp_path / f"torch-2.13.0+cpu-{TAG}-manylinux_2_28_x86_64.whl"
     with WheelFile(path, "w") as out:
         for name, text in WHEEL_FILES.items():
@@ -96,7 +96,7 @@ def unpacked(tmp_path):
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    """The same wheel as an installer leaves it among other packages, on the path."""
+    """Installs the same wheel on the path, beside other packages, as pip would leave it."""
     added = ("torch/__pycache__/version.cpython-311.pyc", "torch-2.13.0+cpu.dist-info/INSTALLER")
     lists = record(*WHEEL_FILES, *added, "../bin/torchrun", "torch/removed.py")
     other = {"numpy/x.py": "", "torch_geometric-2.6.dist-info/METADATA": "Name: torch_geometric"}
@@ -123,7 +123,7 @@ def message(
 
 @pytest.fixture
 def repo(tmp_path):
-    """A repository with a stack of two commits; the second changes a file of the first."""
+    """Makes a repository with a stack of two commits; the second changes a file of the first."""
     edit = "# @@ before: - func: baddbmm(\n- func: attn{} -> Tensor\n"
     native = "aten/src/ATen/native/native_functions.edit.yaml"
     files = {

@@ -1,4 +1,4 @@
-"""The commands as a user calls them."""
+"""Tests of the commands, called as a user calls them."""
 
 import json
 import shlex
@@ -218,12 +218,12 @@ WHOLE = [*OWN, "test_attn_vmap.py"]
 
 
 class Runner:
-    """Stands in for the graft and for the runs of suites and scripts: one test each."""
+    """Replaces the graft, and the runs of suites and scripts, of which each then has one test."""
 
     def __init__(self):
         self.ran = []  # (commit, its suites and scripts)
         self.grafted = []
-        self.libraries = []  # commits that got the library that TestFX loads
+        self.libraries = []  # commits for which the library was made that TestFX loads
         self.outcomes = {}  # commit -> the outcome of its tests, or the error of its graft
 
     def graft_into(self, venv, release, number, *, folder):
@@ -291,7 +291,7 @@ def test_upstreams_suites_that_fail(runner, outcome, word, monkeypatch):
 
 
 def test_each_commit_of_the_stack(runner):
-    """With its plan's files and its own, and the lab's suites where they see it; the tip first."""
+    """Each runs its plan's files, its own, and the lab's suites if they see it; the tip first."""
     code, output = invoke("test-stack")
     assert code == 0 and "5 commits passed, 0 failed, 0 are still to be run" in output
     assert runner.ran == [
@@ -312,7 +312,7 @@ def test_each_commit_of_the_stack(runner):
 def test_what_passed_is_run_again_where_it_changes(runner):
     invoke("test-stack")
     kept = (paths.ROOT / "stack/results.json").read_text()
-    assert len(kept.splitlines()) == 5 + 2  # a line for each commit
+    assert len(kept.splitlines()) == 5 + 2  # a line for each commit, and two braces
     runner.commits()
     (paths.ROOT / "aten/src/ATen/native/cpu/Attn.h").write_text("// faster\n")
     code, output = invoke("test-stack", "--minutes", 0)
@@ -357,7 +357,7 @@ def test_a_commit_begins_only_if_it_is_likely_to_end_in_time(runner, monkeypatch
 
     monkeypatch.setattr(commit, "run_suites", run)
     assert invoke("test-stack", "--minutes", 2)[0] == 0
-    assert runner.commits() == ["05-vmap"]  # another may take as long
+    assert runner.commits() == ["05-vmap"]  # the estimate for any other is as long as this one took
     code, output = invoke("test-stack", "--minutes", 3)
     assert (code, runner.commits()) == (0, ["02-script", "03-op"])
     assert "1 are still to be run" in output
@@ -430,7 +430,7 @@ def test_chosen_base(args, variables, base):
     ],
 )
 def test_bench(tmp_path, monkeypatch, args, status, kept):
-    """The arguments reach the benchmark; its results are kept if asked for, and if it went well."""
+    """The benchmark gets the arguments; its results are kept if that was asked for and it ran."""
     (tmp_path / "bench").mkdir()
     (tmp_path / "fork").mkdir()
     (tmp_path / "bench/bench.py").write_text(
@@ -449,11 +449,11 @@ def test_bench(tmp_path, monkeypatch, args, status, kept):
     monkeypatch.setattr(benchmark, "kernel", lambda device: "a hash")
     assert invoke("bench", *args)[0] == status
     passed = [arg for arg in args if arg != "--publish"]
-    sweep = ["--sweep", "120"]  # two minutes of random shapes, unless the arguments say
+    sweep = ["--sweep", "120"]  # random shapes for two minutes, unless the arguments say otherwise
     measured = json.loads((tmp_path / "build/bench/cpu.json").read_text())
     assert measured == {"args": sweep + passed}
     assert sorted(f.name for f in tmp_path.glob("bench/published/*")) == kept
-    if kept:  # with what they are figures of
+    if kept:  # the file then says which kernel was measured
         published = json.loads((tmp_path / "bench/published/cpu.json").read_text())
         assert published == {"kernel": "a hash", **measured}
 
@@ -514,7 +514,7 @@ def test_cuda_check(in_repo, monkeypatch, spilled, status, says):
     monkeypatch.setattr(build, "Graft", lambda stack, base, commit, folder: Made)
     monkeypatch.setattr(build, "get", get)
     code, output = invoke("cuda-check")
-    # PyPI's, and in a folder where no other command takes it for the default base.
+    # The wheel is PyPI's. It has a folder of its own, so that no other command takes it as a base.
     place = in_repo / "build/bases/cuda"
     assert asked == [(default_release(), place, True)]
     assert code == status and says in output

@@ -1,4 +1,4 @@
-"""A comment in the kernels' sources names nothing that the code doesn't have (any more)."""
+"""The comments in the kernels' sources name only what the code has."""
 
 import re
 
@@ -12,13 +12,13 @@ SOURCES = sorted(
     for root in (ROOT, *(ROOT / "stack").iterdir())
     for file in (root / NATIVE).rglob("Attn*")
 )
-MATHS = {"exp", "tanh"}  # functions of formulas
-# Words in backquotes, what is called, and members.
+MATHS = {"exp", "tanh"}  # functions that formulas name
+# A name in a comment: words in backquotes, a call, or a member, which ends with an underscore.
 NAMES = re.compile(r"`([^`\n]+)`|\b([a-z]\w*)\(|\b([a-z]\w*_)(?!\w)")
 
 
 def strangers(text: str) -> set[str]:
-    """The names in C++ comments that do not occur in the code."""
+    """Returns the names in C++ comments that do not occur in the code."""
     lines = [line.partition("//") for line in text.splitlines()]
     code = set(re.findall(r"\w+", "\n".join(before for before, _, _ in lines)))
     comments = "\n".join(comment for _, _, comment in lines)

@@ -1,4 +1,4 @@
-"""A failing command's log becomes one line that says why."""
+"""Tests of what a long run prints: a line that says why it failed, and how far a step is."""
 
 import io
 import re
@@ -55,7 +55,7 @@ def test_a_missing_command(tmp_path):
 
 
 def test_steps_are_counted():
-    """From Ninja's step 0 on, which looks whether CMake must run again."""
+    """Step 0 counts too, in which Ninja looks whether CMake must run again."""
     told = []
     steps = NinjaSteps(SimpleNamespace(tell=lambda text, **share: told.append((text, share))))
     for line in ("[0/2] Re-checking", "[1/2] Building x.o", "x.cpp: a warning", "[2/2] Linking"):
@@ -66,7 +66,7 @@ def test_steps_are_counted():
 
 @pytest.fixture
 def shown(monkeypatch):
-    """What a step prints: in a terminal, or not in one."""
+    """Returns a function that runs a step, in a terminal or not, and returns what it printed."""
 
     out = io.StringIO()
 
@@ -112,7 +112,7 @@ def test_a_log_gets_a_line_while_a_step_goes_on(shown, monkeypatch, told, words)
 
     def body(doing):
         doing.tell(**told)
-        while shown.plain().count("\n") < 2:  # until two lines are there
+        while shown.plain().count("\n") < 2:  # waits for two lines
             time.sleep(0.01)
 
     share = "75%, " if "done" in told else ""
@@ -123,7 +123,7 @@ def test_a_log_gets_a_line_while_a_step_goes_on(shown, monkeypatch, told, words)
 
 
 def test_no_line_comes_after_the_end(shown, monkeypatch):
-    """Not even if the step fails; what reports is a thread, which ends with the step."""
+    """The thread that prints ends with the step, even if the step fails."""
     monkeypatch.setattr(console, "SILENCE", 0.01)
 
     def body(doing):

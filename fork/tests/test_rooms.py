@@ -1,4 +1,4 @@
-"""The rooms of fork/: imports run downhill, through a room's door, and in no circle."""
+"""The modules of fork/ import only from rooms below, through a room's door, and in no circle."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import pytest
 from fork.paths import ROOT
 from fork.tests.conftest import write_files
 
-ROOMS = ("overlay", "series", "graft", "source", "suites")  # a room imports from those before it
-LONGEST_COMMAND = 4  # statements, beside its docstring
+ROOMS = ("overlay", "series", "graft", "source", "suites")  # each imports only from those before it
+LONGEST_COMMAND = 4  # statements, its docstring not counted
 README_LINES, README_COLUMNS = 120, 100
 
 
 def modules(root: Path) -> dict[str, Path]:
-    """The modules of `root`/fork by their dotted names, tests aside."""
+    """Returns the files of `root`/fork's modules by their dotted names, without the tests."""
     found = {}
     for file in sorted((root / "fork").rglob("*.py")):
         parts = file.relative_to(root).with_suffix("").parts
@@ -30,9 +30,9 @@ def modules(root: Path) -> dict[str, Path]:
 
 
 def imports(file: Path, known: dict[str, Path]) -> Iterator[tuple[str, str]]:
-    """Each module of ours that `file` imports, and the name it takes from it, if it names one.
+    """Yields each module of ours that `file` imports, and the name that it takes from it, if any.
 
-    What a room exports under the name of one of its modules is the export.
+    Where a room exports something under the name of one of its modules, that export is meant.
     """
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
@@ -50,7 +50,7 @@ def room_of(module: str) -> str | None:
 
 
 def faults(root: Path) -> list[str]:
-    """What breaks the order of the rooms."""
+    """Returns the imports that break the order of the rooms."""
     found, graph = [], defaultdict(set)
     known = modules(root)
     for module, file in known.items():
@@ -66,7 +66,7 @@ def faults(root: Path) -> list[str]:
                 found.append(f"{module} imports {target}, past the door of its room")
             elif name and name not in exported(known[target]):
                 found.append(f"{module} imports {name}, which {target} does not export")
-    # A room's door imports its modules: these take from one another, not through the door.
+    # A room's door imports its modules, so these must not import from the door: that is a circle.
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as e:
@@ -115,7 +115,7 @@ def test_an_import_uphill_is_found(tmp_path, file, text, fault):
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_rooms_door(room):
-    """It says in one line what the room is for, and exports what others use and nothing else."""
+    """A room's __init__.py says its purpose in one line, and exports only what others use."""
     door = importlib.import_module(f"fork.{room}")
     assert door.__doc__ and "\n" not in door.__doc__
     outside = [f for m, f in modules(ROOT).items() if room_of(m) != room]
@@ -149,7 +149,7 @@ def test_no_module_is_called_as_a_folder_beside_it():
 
 
 def test_the_commands_stay_short():
-    """A command parses, calls what does the work in a room, and prints what that returns."""
+    """A command only parses its options, calls a room's function, and prints what that returns."""
     tree = ast.parse((ROOT / "fork" / "__main__.py").read_text())
     for command in (node for node in tree.body if isinstance(node, ast.FunctionDef)):
         _doc, *body = command.body

@@ -1,4 +1,4 @@
-"""The graft's own steps on small inputs, and the wheel that it made of the tip."""
+"""Tests of the graft's steps on small inputs, and of the wheel that it made of the tip."""
 
 import csv
 import ctypes
@@ -100,7 +100,7 @@ def test_pack(wheel, unpacked, tmp_path, compress):
     )
     made = pack(Base(unpacked), stage, tmp_path / "out", compress)
     assert made.name.startswith(f"torch-2.13.0+cpu.attn-{TAG}-linux_")
-    with WheelFile(made) as new:  # reading compares with RECORD
+    with WheelFile(made) as new:  # which compares each file with its hash in RECORD
         files = {i.filename: new.read(i).decode() for i in new.infolist()}
     record = files.pop("torch-2.13.0+cpu.attn.dist-info/RECORD")
     assert {row[0] for row in csv.reader(record.splitlines())} == {
@@ -126,9 +126,9 @@ def test_a_packed_wheel_installs_and_uninstalls_clean(wheel, unpacked, tmp_path)
     install(made, "first", env)
     assert (site / "torch/attn.py").exists()
     installed = files(site)
-    install(made, "first", env)  # nothing to do
+    install(made, "first", env)  # it is installed: this does nothing
 
-    # Killed in the middle of the next install: pip's remains, and half of torch.
+    # The next install was killed: half of torch is left, and what pip had renamed.
     (env / ".graft-installed").write_text(UNDER_WAY)
     (site / "torch").rename(site / "~orch")
     (site / "torch-2.13.0+cpu.attn.dist-info/RECORD").unlink()
@@ -141,9 +141,9 @@ def test_a_packed_wheel_installs_and_uninstalls_clean(wheel, unpacked, tmp_path)
 
 
 def test_a_graft_is_exchanged_for_another(wheel, unpacked, tmp_path):
-    """What is there then is what a new installation has, and pip uninstalls it clean."""
+    """The result is the same as a new installation's, and pip can uninstall all of it."""
     with zipfile.ZipFile(wheel) as packed:
-        packed.extract(f"{DIST_INFO}/RECORD", unpacked)  # with hashes
+        packed.extract(f"{DIST_INFO}/RECORD", unpacked)  # which has hashes
 
     class Made:
         base = Base(unpacked)
@@ -162,7 +162,7 @@ def test_a_graft_is_exchanged_for_another(wheel, unpacked, tmp_path):
     envs = [tmp_path / name for name in ("exchanged", "fresh")]
     for env, made in zip(envs, (first, second), strict=True):
         venv.create(env, with_pip=True)
-        assert not exchange(made, env)  # there is none
+        assert not exchange(made, env)  # no graft is installed
         install(pack(made.base, made.stage, tmp_path / "out", False), made.fingerprint, env)
     exchanged, fresh = envs
     same = next(exchanged.glob("lib/python3*/site-packages/torch/same.py")).stat().st_mtime_ns
@@ -171,16 +171,16 @@ def test_a_graft_is_exchanged_for_another(wheel, unpacked, tmp_path):
     assert (
         next(exchanged.glob("lib/python3*/site-packages/torch/same.py")).stat().st_mtime_ns == same
     )
-    assert exchange(second, exchanged) and second.made == 1  # nothing to do
+    assert exchange(second, exchanged) and second.made == 1  # it is installed: this does nothing
     (exchanged / ".graft-installed").write_text(UNDER_WAY)
-    assert not exchange(first, exchanged)  # killed in the middle: half of it
+    assert not exchange(first, exchanged)  # the last one was killed half way
     pip = [exchanged / "bin/python", "-m", "pip", "-q", "uninstall", "-y", "torch"]
     subprocess.run(pip, check=True)
     assert not contents(exchanged)
 
 
 def contents(env: Path) -> dict[Path, bytes | set[bytes]]:
-    """What site-packages has of torch, of RECORD its lines; not what pip says of the wheel."""
+    """Returns torch's files with their contents, RECORD as a set of lines; not pip's own."""
     site, found = next(env.glob("lib/python3*/site-packages")), {}
     for file in files(site):
         place, text = file.relative_to(site), file.read_bytes()
@@ -192,7 +192,7 @@ def contents(env: Path) -> dict[Path, bytes | set[bytes]]:
 
 
 def test_install_beside_borrowed_packages(unpacked, tmp_path, monkeypatch):
-    """No index is asked, and the loader finds what it finds beside the borrower's torch."""
+    """Nothing is downloaded, and the loader finds the libraries of the borrowed packages."""
     host = write_files(tmp_path / "host/site-packages", {"nvidia/cu13/lib/libcudart.so": ""})
     monkeypatch.setattr("sys.path", [str(host), *sys.path])
     monkeypatch.setenv("PIP_NO_INDEX", "0")
@@ -214,7 +214,7 @@ def test_install_beside_borrowed_packages(unpacked, tmp_path, monkeypatch):
     found = subprocess.check_output([python, "-I", "-c", code], text=True)
     assert found.strip() == str(site / "torch/__init__.py")
 
-    assert borrow_venv(str(tmp_path / "env")) == python  # the same, with torch in it
+    assert borrow_venv(str(tmp_path / "env")) == python  # the environment, in which torch stays
     assert (site / "torch").exists()
 
 
@@ -251,7 +251,7 @@ def test_an_installed_base(installed, tmp_path):
     base = bases.get("installed", tmp_path / "cache")
     assert (base.folder, base.name) == (installed, f"torch-2.13.0+cpu-{PYTHON}-installed")
     assert base.tags == TAG and base.grafted_version == "2.13.0+cpu.attn"
-    assert set(base.files()) == {*WHEEL_FILES}  # not what the installer added
+    assert set(base.files()) == {*WHEEL_FILES}  # without the files that the installer added
     stage = write_files(tmp_path / "stage", {"torch/overrides.py": "new\n"})
     made = pack(base, stage, tmp_path / "out", False)
     assert made.name.startswith(f"torch-2.13.0+cpu.attn-{TAG}-linux_")
@@ -324,7 +324,7 @@ def test_no_network(tmp_path, monkeypatch):
 
 
 def test_anchors_of_what_may_not_be_installed(tmp_path, monkeypatch):
-    """A machine's constraints are for installations."""
+    """Constraints of pip forbid an installation, but not this download."""
     release = releases.RELEASES[-1]["torch"]
     (tmp_path / "constraints.txt").write_text(f"torch<{release}")
     name = f"torch-{release}-cp311-none-macosx_11_0_arm64.whl"
@@ -350,7 +350,7 @@ def test_a_truncated_base_is_removed(wheel, tmp_path):
 
 @pytest.fixture(scope="module")
 def grafted():
-    """The tip's wheel, which `make test` has made."""
+    """Returns the tip's graft and wheel; `make test` made it before."""
     base = os.environ.get("BASE") or releases.default_release()
     graft = Graft(Stack(ROOT), bases.get(base, BASES))
     return graft, graft.build()
@@ -393,16 +393,18 @@ def test_our_libtorch_needs_upstreams(grafted):
     assert dynamic(lib / "libtorch.so", "SONAME") == ["libtorch.so"]
     assert "libtbase.so" in dynamic(lib / "libtorch.so", "NEEDED")
     assert dynamic(lib / "libtbase.so", "SONAME") == ["libtbase.so"]
-    # What it needs of CUDA's own libraries is where upstream's looks for them.
+    # Both libraries look for CUDA's libraries in the same places.
     places = (dynamic(lib / name, "R(?:UN)?PATH") for name in ("libtorch.so", "libtbase.so"))
     assert next(places) == next(places)
 
 
 def test_instruction_sets_share_no_symbol_of_ours(grafted):
-    """Of a weak symbol the linker keeps one, of which AVX-512's must not run where there is none.
+    """Code for AVX-512 never runs on a CPU without it.
 
-    What PyTorch's and C++'s own headers define is everywhere. What is made of ours, be it a
-    template of theirs, has our namespace in its name.
+    The linker keeps one definition of each weak symbol, and that could be the one for AVX-512.
+
+    Symbols that PyTorch's and C++'s headers define alone are shared anyway. Every other, also an
+    instance of their templates for our types, has our namespace in its name.
     """
     graft, _ = grafted
     sets: dict[str, set[str]] = {}
@@ -416,7 +418,7 @@ def test_instruction_sets_share_no_symbol_of_ours(grafted):
 
 
 def dynamic(library: Path, tag: str) -> list[str]:
-    """What the library's dynamic section has for `tag`, by readelf, which g++ brings."""
+    """Returns the entries for `tag` in the dynamic section, by readelf, which comes with g++."""
     said = subprocess.check_output(["readelf", "--dynamic", library], text=True)
     return re.findall(rf"\({tag}\).*\[(.*)\]", said)
 
@@ -432,7 +434,7 @@ def test_the_wheels_headers_have_our_operators(grafted):
         assert text.count(MERGED[name]) == 1, name
         old = (graft.base.folder / include / name).read_text()
         assert lines_added(old, text), f"{name}: the wheel's own lines stay as they are"
-    # The numbers of the interned strings are compiled into libtorch_cpu.
+    # This header stays: libtorch_cpu was compiled with the numbers that it gives to strings.
     interned = "torch/include/ATen/core/aten_interned_strings.h"
     assert records(wheel)[interned] == base_records(graft.base)[interned]
 
@@ -448,7 +450,7 @@ MERGED = {
 
 
 def lines_added(old: str, new: str) -> bool:
-    """Whether `new` is `old` with lines added, and none changed."""
+    """Returns whether `new` is `old` with lines added, and none changed."""
     rest = iter(new.splitlines())
     return old != new and all(line in rest for line in old.splitlines())
 
@@ -471,7 +473,7 @@ def test_a_page_quotes_the_number_of_files_that_a_graft_prints(grafted, page, tm
     if str(grafted[0].base.upstream.release) != releases.default_release():
         pytest.skip("the pages quote the default release's graft")
     graft = Graft(Stack(ROOT), grafted[0].base)
-    graft.stage = tmp_path  # that of the wheel stays as it is
+    graft.stage = tmp_path  # so that the wheel's own stage stays as it is
     quoted = re.findall(
         r"^\+ overlay, commit (.*), on .*: (\d+) files", (ROOT / page).read_text(), re.M
     )
@@ -492,5 +494,5 @@ def test_a_file_changed_while_compiling_makes_the_next_graft_compile_again(graft
     before = running.fingerprint
     for each in (running, following):
         each.tree[kernel] = tmp_path / "Attn.cpp"
-    assert running.fingerprint == before  # what its stamp, and the install's, will say
+    assert running.fingerprint == before  # the stamps of the wheel and of the install will have it
     assert following.fingerprint != before

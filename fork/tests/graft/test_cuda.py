@@ -1,4 +1,4 @@
-"""The kernels for CUDA without a GPU: on an emulator; and how their compiler is found."""
+"""Runs the kernels for CUDA on an emulator, without a GPU, and tests how nvcc is found."""
 
 import fcntl
 import importlib.util
@@ -20,13 +20,13 @@ from fork.tests.conftest import write_files
 
 HERE = Path(__file__).parent
 SOURCES = ROOT / "aten/src/ATen/native/cuda"
-# What the emulator stands in for.
+# The emulator replaces these headers.
 REPLACED = (
     "ATen/cuda/CUDAContextLight.h",
     *(f"c10/cuda/CUDA{name}.h" for name in ("Exception", "Guard", "Stream")),
     *(f"ATen/native/cuda/{name}.cuh" for name in ("AttnMma", "AttnBackwardMma", "AttnWideMma")),
 )
-# A program like test/test_attn.py, but that CPU tensors go to the kernels for CUDA.
+# Runs test/test_attn.py, in which CPU tensors then go to the kernels for CUDA.
 RUN = """
 import atexit, runpy, sys, torch
 library, sys.argv = sys.argv[1], sys.argv[2:]
@@ -39,7 +39,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def emulate(folder, change=lambda text: text):
-    """The library with the kernels, each of whose sources is changed first."""
+    """Compiles the kernels for the emulator, after `change` of each source; returns the library."""
     launch = re.compile(r"(\w+)<<<(.*?)>>>\(", re.S)
     sources, launches = {}, 0
     for source in SOURCES.glob("*.cu*"):
@@ -66,7 +66,7 @@ def emulate(folder, change=lambda text: text):
 
 
 def run_tests(library, *options, device=(9, 227 << 10, 1)):
-    """The operator's own tests: whether they passed, what they said, the kernels launched."""
+    """Runs the operator's tests; returns if they passed, their output, the number of launches."""
     program = f"DEVICE = {device}\n{RUN}"
     command = [sys.executable, "-c", program, library, ROOT / "test/test_attn.py", *options]
     done = subprocess.run(
@@ -83,10 +83,10 @@ def run_tests(library, *options, device=(9, 227 << 10, 1)):
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory):
-    """Compiled once, also where several workers of pytest want it."""
+    """Compiles the library once, even if several workers of pytest want it."""
     base = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
-        base = base.parent  # a worker's own is a folder there
+        base = base.parent  # a worker's own folder is inside it
     folder = base / "emulated"
     with (base / "emulated.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -94,8 +94,8 @@ def library(tmp_path_factory):
         return made if made.exists() else emulate(folder)
 
 
-# The more multiprocessors, the smaller the blocks of matrices as small as the tests': with so
-# many, the tests for which that makes a difference.
+# Small matrices, as the tests have, get smaller blocks on a GPU with more multiprocessors. With
+# many of these only the tests run for which the size of a block matters.
 EACH = "values_and_gradients_"
 OWN_TESTS = [
     ("float16", 1, ""),
@@ -114,7 +114,7 @@ OWN_TESTS = [
 
 @pytest.mark.parametrize("dtype, processors, tests", OWN_TESTS)
 def test_the_operators_own_tests(library, dtype, processors, tests):
-    """On the kernels, bfloat16 with half; the emulator finds races and misaligned accesses."""
+    """They pass on the kernels; the emulator reports races and misaligned accesses."""
     device = (9, 227 << 10, processors)
     passed, said, launches = run_tests(library, "-k", f"*{tests}*{dtype}", device=device)
     assert passed, said
@@ -123,7 +123,7 @@ def test_the_operators_own_tests(library, dtype, processors, tests):
 
 @pytest.mark.parametrize("processors", [1, 1000])
 def test_a_device_with_less_shared_memory(library, processors):
-    """As GPUs of capability 8.6 and 8.9 have: the kernels take smaller blocks."""
+    """The kernels take smaller blocks on it; GPUs of capability 8.6 and 8.9 are such."""
     cases = ("large_cpu_float16", "large_cpu_float32", "long_cpu_float64")
     only = [option for case in cases for option in ("-k", f"values_and_gradients_{case}")]
     passed, said, launches = run_tests(library, *only, device=(8, 99 << 10, processors))
@@ -180,7 +180,7 @@ def run_program(program, library):
 
 
 def test_tf32_where_it_is_allowed(library):
-    """By the older setting and by the newer one, which the older does not know."""
+    """The older setting allows it, and the newer one, of which the older does not know."""
     run_program(TF32, library)
 
 
@@ -204,7 +204,10 @@ for grads in ((grad, grad_attn), (grad, None), (None, grad_attn)):
 
 
 def test_on_the_inputs_device(library):
-    """Which is the current one only if there is a gradient of `output`, torchgen's first tensor."""
+    """A kernel runs on its inputs' device, even if another one is current.
+
+    torchgen makes the first tensor's device the current one: that of `output`'s gradient, if any.
+    """
     run_program(DEVICE, library)
 
 
@@ -243,7 +246,7 @@ for (dtype, tf32), width, processors in itertools.product(modes, (20, 72), (1, 3
 
 
 def test_each_gradient_alone(library):
-    """In each precision, of each width, by large blocks and by small ones."""
+    """It is right in each precision, for each width, with large blocks and with small ones."""
     run_program(EACH_GRADIENT, library)
 
 
@@ -272,7 +275,7 @@ for dtype in (torch.half, torch.float, torch.double):
 
 
 def test_what_is_copied_on_a_write(library):
-    """What is written gets memory of its own before, and what is read never does."""
+    """A tensor that is written gets its own memory first; one that is only read stays shared."""
     run_program(LAZY, library)
 
 
@@ -334,7 +337,7 @@ for case, q, k, v, grad, forward, backward in (
 
 
 def test_copies_of_what_is_not_aligned(library):
-    """Of an expanded tensor only the elements in memory are copied, once."""
+    """An expanded tensor's elements in memory are copied, each of them once."""
     run_program(COPIES, library)
 
 
@@ -346,7 +349,7 @@ def test_a_device_without_kernels_composes(library, device):
 
 
 def test_a_missing_barrier_is_found(tmp_path):
-    """What the emulator says of a race: it is not that it sees none."""
+    """The emulator reports a race: without barriers it finds one."""
     library = emulate(tmp_path, lambda text: text.replace("__syncthreads();", ""))
     passed, said, _ = run_tests(library, "-k", "large_cpu_bfloat16")
     assert not passed
@@ -389,7 +392,7 @@ assert torch.ops.attn_emulated.device(9, 227 << 10, 1) > 0
 
 
 def test_any_layout(library):
-    """Of inputs and gradients: expanded, not aligned, or neither."""
+    """Inputs and gradients may be expanded, or not aligned."""
     run_program(LAYOUTS, library)
 
 
@@ -419,7 +422,7 @@ for dtype, width in itertools.product(dtypes, (8, 72)):
 
 
 def test_kernels_for_what_is_older_have_no_body(tmp_path):
-    """Which may lack their instructions: upstream compiles every source for such GPUs too."""
+    """Upstream compiles every source for such GPUs too; they may lack the instructions."""
 
     def for_75(text):
         return "#define ARCHITECTURE 750\n" + text.replace("__CUDA_ARCH__", "ARCHITECTURE")
@@ -476,7 +479,7 @@ def test_compiler_of_another_release(tmp_path, monkeypatch):
 
 
 def said(symbol, architecture, registers, stores=0, loads=0):
-    """As ptxas says it."""
+    """Returns what ptxas prints for a kernel."""
     return f"""\
 ptxas info    : Compiling entry function '{symbol}' for '{architecture}'
 ptxas info    : Function properties for {symbol}

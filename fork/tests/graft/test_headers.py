@@ -1,11 +1,11 @@
-"""What our operators add to the wheel's generated headers."""
+"""Tests of what our operators add to the wheel's generated headers."""
 
 import pytest
 
 from fork.errors import ForkError
 from fork.graft.headers import merge
 
-# A template with one place for lines, as the generator fills it.
+# A header with one place for lines, as the generator writes it.
 HEADER = """\
 #pragma once
 // @generated from {0}

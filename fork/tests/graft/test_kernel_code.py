@@ -1,4 +1,4 @@
-"""What the compiler has made of the kernel in the installed torch."""
+"""Tests the machine code of the kernel in the installed torch."""
 
 import importlib.util
 import platform
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-# A strip times a panel: MR x 3 multiply-adds, with AVX2 and AVX-512.
+# Multiply-adds in the micro-kernel's loop, MR x 3 vectors: with AVX2 and with AVX-512.
 PRODUCTS = (12, 24)
 LINE = re.compile(r" +([0-9a-f]+):\s+(.*)")
 JUMP = re.compile(r"j\w+ +([0-9a-f]+) <")
@@ -19,7 +19,7 @@ TO_STACK = re.compile(r"[yz]mm\d+,(-?0x[0-9a-f]+)?\(%r[bs]p\)")
 
 
 def innermost_loops(disassembly):
-    """The instructions of each loop that has no other jump than its last."""
+    """Yields the instructions of each loop whose only jump is its last instruction."""
     body, places = [], {}
     for line in disassembly.splitlines():
         match = LINE.match(line)
@@ -37,14 +37,17 @@ def innermost_loops(disassembly):
 
 
 def spills(disassembly):
-    """For each loop of PRODUCTS, how many of its vectors it stores on the stack."""
+    """Yields how many vectors each loop with PRODUCTS multiply-adds stores on the stack."""
     for loop in innermost_loops(disassembly):
         if sum("vfmadd" in instruction for instruction in loop) in PRODUCTS:
             yield sum(bool(TO_STACK.search(instruction)) for instruction in loop)
 
 
 def unfenced(disassembly):
-    """Functions that store past the caches, if neither they nor all their callers then fence."""
+    """Returns the functions that store past the caches without a fence, and how many so store.
+
+    A fence of the function itself counts, or one of each of its callers.
+    """
     streams, fences, callers, name = set(), set(), {}, None
     for line in disassembly.splitlines():
         if match := FUNCTION.match(line):
@@ -116,16 +119,16 @@ def test_spills(stored):
     assert list(spills(f"0000000000001000 <f>:\n{shown}")) == [stored]
 
 
-# A function around a prefetch was enough for GCC 12 to store every sum after every term, which
-# takes more than twice as long.
+# With a function around a prefetch, GCC 12 stored every sum after every term: that takes more than
+# twice as long.
 def test_sums_stay_in_registers(disassembly):
     found = list(spills(disassembly))
     assert len(found) > 0
     assert sum(found) == 0
 
 
-# Such stores are in no order with later ones. No machine at hand shows a result that comes after
-# the news that it is there, so it is read in the code that they are fenced.
+# Without a fence, later stores may overtake such a store, so another thread could read a result too
+# early. No machine at hand shows that, so the test looks for the fence in the code.
 def test_streamed_stores_are_fenced(disassembly):
     found, streams = unfenced(disassembly)
     assert streams > 0

@@ -1,4 +1,4 @@
-"""Edits: where blocks go, what is refused, and with what words."""
+"""Tests of edits: where blocks go, which are refused, and with which words."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def test_target(path, target):
     [
         ("# @@ before: two(b)\nnew", "one\n\n  two(a)\nnew\ntwo(b)\n\nthree\n"),
         ("# @@ after: two(a)\nnew", "one\n\n  two(a)\nnew\ntwo(b)\n\nthree\n"),
-        # the anchor opens a paragraph: the block becomes one before it
+        # The anchor begins a paragraph, so the block becomes a paragraph before it.
         ("// @@ before: three\nnew\n\n", "one\n\n  two(a)\ntwo(b)\n\nnew\n\nthree\n"),
         (".. @@ after: three\n\nnew", TEXT + "\nnew\n"),
         ("<!-- @@ after: one -->\nnew", "one\nnew" + TEXT[3:]),
@@ -43,7 +43,7 @@ def test_apply(edit, expected, unpacked):
     upstream = Upstream(unpacked)
     parsed = Edit.parse("a.edit.txt", edit)
     assert parsed.apply(TEXT, upstream) == expected
-    assert parsed.apply(expected, upstream) is None  # it stands there already
+    assert parsed.apply(expected, upstream) is None  # the block is there already
 
 
 def test_a_block_is_as_far_from_the_next_paragraph_as_upstreams_are(unpacked):

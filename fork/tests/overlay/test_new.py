@@ -1,4 +1,4 @@
-"""`python -m fork new`: what the skeleton holds, and what is refused. course/tests grafts it."""
+"""Tests of `python -m fork new`: what it writes and refuses. course/tests grafts a skeleton."""
 
 import ast
 import inspect
@@ -45,7 +45,7 @@ def tree(root):
 
 
 def status():
-    """What git says of this clone."""
+    """Returns what git says has changed in this clone."""
     command = ["git", "status", "--short"]
     return subprocess.run(command, cwd=paths.ROOT, capture_output=True, text=True).stdout
 
@@ -211,7 +211,7 @@ SCHEMAS = {
 
 @pytest.fixture(scope="module")
 def others(tmp_path_factory):
-    """All four in a folder of their own, one after another."""
+    """Writes all operators into a folder of their own, one after another."""
     place = tmp_path_factory.mktemp("own") / "others"
     new(paths.ROOT, "mine", SCHEMAS["mine"], place)
     for name in [*SCHEMAS][1:]:
@@ -226,7 +226,7 @@ def test_what_a_folder_of_its_own_has(others):
     assert not names_attn
     assert " python -m fork" not in (others / "README.md").read_text().replace("`", " ")
     assert operators(others / NATIVE) == list(SCHEMAS)
-    # Of an earlier commit, which can be grafted too, those that it has.
+    # An earlier commit's version declares only the operators up to it, so it can be grafted too.
     assert operators(Stack(others).tree(2)[NATIVE]) == list(SCHEMAS)[:2]
     said = subprocess.run(
         [sys.executable, "-m", "fork", "--help"], cwd=others, capture_output=True, text=True
@@ -243,11 +243,11 @@ def test_what_a_folder_of_its_own_has(others):
 
 
 def test_each_commit_stands(others):
-    """It resolves against PyTorch; nothing but what is to do is wrong with the stack."""
+    """It resolves against PyTorch, and the stack breaks no rule but that work is left to do."""
     stack = Stack(others)
     left = [p for p in stack.problems() if "still to do" not in p]
     assert left == []
-    # Each file that says so, of each operator.
+    # The problems name each file of each operator in which something is left to do.
     for name, commit in zip(SCHEMAS, stack.commits, strict=True):
         assert f"{commit}: something in commit.md is still to do" in stack.problems()
         said = [p.partition(":")[0] for p in stack.problems() if f"TODO({name}) is" in p]
@@ -292,7 +292,7 @@ def test_signatures(others):
 
 
 def test_in_a_clone(tmp_path):
-    """The version of a file that another commit had before goes into that commit's folder."""
+    """If another commit has a file, its version goes into that commit's folder."""
     mark = "# @@ before: - func: baddbmm(Tensor self, Tensor batch1,"
     edit = f"{mark}\n- func: old(Tensor q) -> Tensor\n"
     write_files(
@@ -309,18 +309,18 @@ def test_in_a_clone(tmp_path):
     native = (tmp_path / NATIVE).read_text()
     assert native.startswith(edit.rstrip("\n")) and native.count("@@ before") == 1
     overrides = (tmp_path / "torch/overrides.edit.py").read_text()
-    assert overrides.count("@@ after") == 2  # another place: a block of its own
+    assert overrides.count("@@ after") == 2  # its place is another, so it is a block of its own
     assert [p for p in Stack(tmp_path).problems() if "still to do" not in p] == []
 
 
 def fill_in(root, path):
-    """Puts something in place of whatever a file leaves to do."""
+    """Removes the marks of what is left to do from a file."""
     place = root / path
     place.write_text(re.sub(r"TODO\(\w+\)", "Done", place.read_text()))
 
 
 def test_what_an_earlier_commit_keeps_must_be_filled_in_too(tmp_path, monkeypatch):
-    """Three operators filled in at the tip: the versions of the first two are still to do."""
+    """If three operators are filled in at the tip only, the first two's versions are left to do."""
     place = tmp_path / "own"
     new(paths.ROOT, "one", SCHEMA, place)
     monkeypatch.setattr(paths, "ROOT", place)

@@ -1,4 +1,4 @@
-"""The series: its rules, its trees, and applying it all or nothing."""
+"""Tests of the stack: its rules, its trees, and that all of it is applied, or nothing."""
 
 import shutil
 

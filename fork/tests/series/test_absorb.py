@@ -1,4 +1,4 @@
-"""What a reviewer changes in a checkout comes back into the overlay."""
+"""Tests that the overlay gets what a reviewer changes in a checkout."""
 
 import pytest
 
@@ -40,7 +40,7 @@ def drop(path):
 
 
 def amend(tree, number, *edits, message=None):
-    """Changes commit `number` of the two, and puts the other on top again."""
+    """Amends commit `number`, 1 or 2; after an amended first, puts the second on top again."""
     tip = git(tree, "rev-parse", "attn")
     git(tree, "checkout", "--quiet", "--detach", "attn" if number == 2 else "attn~1")
     for edit in edits:
@@ -59,7 +59,7 @@ def test_nothing_to_absorb(repo, branch):
     assert snapshot(repo) == before
 
 
-# Which commit, what is changed there, and what the overlay's files then say (None: gone).
+# Which commit is changed, how, and what the overlay's files then say; None: there is no such file.
 EDITS = {
     "a whole file": (1, put(CPP, "int reviewed;\n"), {CPP: "int reviewed;\n"}),
     "a whole file that an earlier commit has": (
@@ -133,7 +133,7 @@ def test_an_edit(repo, branch, name):
         assert ((repo / path).read_text() if (repo / path).exists() else None) == text
     stack = Stack(repo)
     assert stack.problems() == []
-    # The commits that the overlay makes now have the reviewer's trees.
+    # The commits that the overlay now makes have the same trees as the reviewer's.
     git(branch, "checkout", "--quiet", "main")
     git(branch, "branch", "--quiet", "-D", "attn")
     commits(stack, branch, "attn")
@@ -168,7 +168,7 @@ def test_a_message(repo, branch):
 
 
 def test_a_message_without_its_number(repo, branch):
-    """As `git am` leaves it."""
+    """`git am` cuts it off."""
     text = git(branch, "log", "-1", "--format=%B").removeprefix("[attn 2/2] ")
     amend(branch, 2, message=text)
     assert absorb(Stack(repo), branch) == []
@@ -283,7 +283,7 @@ run it
 """
 ADD = ("commit", "--quiet", f"--message={MESSAGE.format('Add a thing')}")
 FILE = "test/attn_thing.py"
-# Each shape of the stack: what git does in a checkout, and the commits with their files then.
+# For each change of the stack: git's commands in a checkout, then the commits with their files.
 SHAPES = {
     "a commit on top": (
         [("add", FILE), ADD],
@@ -330,9 +330,9 @@ def test_another_shape_of_the_stack(repo, branch, name):
     }
     assert stack.problems() == []
     assert (repo / "stack/results.json").exists() and (repo / "stack/README.md").exists()
-    if len(wanted) > 1:  # no edit was written anew
+    if len(wanted) > 1:  # every edit file is as it was
         assert edits == {path: (repo / path).read_text() for path in edits}
-    # The branch that the new stack makes is the one that was absorbed.
+    # The new stack makes the branch that was absorbed.
     tree = git(branch, "rev-parse", "shaped^{tree}")
     commits(stack, branch, "again")
     assert git(branch, "rev-parse", "again^{tree}") == tree

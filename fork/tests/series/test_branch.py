@@ -1,4 +1,4 @@
-"""The stack as real commits and as patches, with git itself."""
+"""Tests of the stack as real commits and as patches, which git itself makes and applies."""
 
 import subprocess
 
@@ -15,14 +15,14 @@ CPP = "aten/src/ATen/native/Attn.cpp"
 
 
 def state(tree):
-    """All that a command which fails must leave alone."""
+    """Returns all that a failing command must not change."""
     refs = git(tree, "for-each-ref") if (tree / ".git").exists() else ""
     files = {p: b for p, b in snapshot(tree).items() if ".git" not in p.parts}
     return refs, files, (tree / ".git").exists() and git(tree, "status", "--branch", "--short")
 
 
 def refusal(repo, tree, branch="attn"):
-    """The one line with which `commits` gives up, having changed nothing."""
+    """Returns the one line with which `commits` fails; it must have changed nothing."""
     before = state(tree)
     with pytest.raises(ForkError) as caught:
         commits(Stack(repo), tree, branch)
@@ -48,7 +48,7 @@ def test_a_commit_per_folder(repo, request, kind, tmp_path):
     assert git(tree, "symbolic-ref", "--short", "HEAD") == "attn"
     assert not git(tree, "status", "--porcelain")
     assert Git(tree).commit(PENDING) is None
-    # The tip is what `apply` makes of a pristine tree.
+    # The tip's tree is the one that `apply` makes of a pristine tree.
     tip = {p.relative_to(tree): b for p, b in snapshot(tree).items() if ".git" not in p.parts}
     git(tree, "checkout", "--quiet", "main")
     assert apply(Stack(repo), tree)
@@ -108,7 +108,7 @@ def test_a_tree_that_was_left_half_way_to_a_checkout(repo, source):
     git(source, "init", "--quiet")
     git(source, "add", "version.txt")
     _, made = commits(Stack(repo), source, "attn")
-    git(source, "update-ref", PENDING, made[0])  # as a run that was killed leaves it
+    git(source, "update-ref", PENDING, made[0])  # a run that was killed leaves this
     assert commits(Stack(repo), source, "attn")[1] == made
 
 
@@ -210,7 +210,7 @@ def test_export_is_the_same_to_the_byte(repo, source, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("GIT_AUTHOR_DATE", "2001-01-01T00:00:00")
     assert written() == first
-    assert all(b"-- \n" not in content for content in first.values())  # git's version
+    assert all(b"-- \n" not in content for content in first.values())  # git's version would follow
 
 
 def test_export_replaces_an_export_only(repo, source, tmp_path):

@@ -1,4 +1,4 @@
-"""Upstream's Sphinx, with one that says what it is told to."""
+"""Tests of what is made of Sphinx's warnings. A script that prints given ones replaces Sphinx."""
 
 import sys
 
@@ -41,7 +41,7 @@ sys.exit({{status}})
 
 @pytest.fixture
 def run(source, tmp_path):
-    """Sphinx's messages about what is ours."""
+    """Returns a function that runs Sphinx and returns its messages about our lines."""
     write_files(source, DOCS)
 
     def run(warnings="", *, generated=("attn", "baddbmm"), says="", status=0):

@@ -1,4 +1,4 @@
-"""Upstream's linters, with a lintrunner that says what it is told to."""
+"""Tests of what is made of the linters' messages. A script that prints given ones replaces them."""
 
 import json
 import sys
@@ -51,7 +51,7 @@ def said(path, line=None, code="RUFF", original=None, replacement=None):
 
 @pytest.fixture
 def run(repo, source, tmp_path):
-    """The linters' messages about the stack, on a small upstream."""
+    """Returns a function that runs the linters, and returns their messages about the stack."""
     write_files(source, LINTERS)
     base, _ = commits(Stack(repo), source, "attn")
     log, words = tmp_path / "argv", tmp_path / "said"
@@ -79,7 +79,7 @@ def test_a_tree_without_linters(source):
         requirements(source)
 
 
-OVERRIDES = "torch/overrides.py"  # the stack adds its third line
+OVERRIDES = "torch/overrides.py"  # its third line is the stack's
 
 
 @pytest.mark.parametrize("absolute", [False, True])
@@ -90,7 +90,7 @@ OVERRIDES = "torch/overrides.py"  # the stack adds its third line
         ([said(OVERRIDES, 3)], [3]),
         ([said(OVERRIDES, 2)], []),
         ([said("aten/src/ATen/native/Attn.cpp", 1)], [1]),
-        ([said(OVERRIDES)], [0]),  # of the file as a whole
+        ([said(OVERRIDES)], [0]),  # a message about the whole file has no line
         ([said(OVERRIDES, None, "PYFMT", "a\nb\nc\nd\n", "a\nb\nC\nd\n")], [3]),
         ([said(OVERRIDES, None, "PYFMT", "a\nb\nc\nd\n", "A\nb\nc\nD\n")], []),
         ([said(OVERRIDES, None, "PYFMT", "a\nb\nc\nd\n", "a\nb\nc\n\n\nd\n")], [4]),

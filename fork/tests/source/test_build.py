@@ -1,4 +1,4 @@
-"""The source build, with a Python that stands in for PyTorch's setup.py."""
+"""Tests of the source build; a script replaces PyTorch's setup.py."""
 
 import re
 import sys
@@ -17,7 +17,7 @@ from fork.source.place import Place, checkout
 from fork.suites import from_source
 from fork.tests.conftest import write_files
 
-# start and end in milliseconds, time of the output, output, the command's hash
+# A line has: start and end in milliseconds, the output's time, the output, the command's hash.
 LOG = """\
 # ninja log v6
 0\t9000\t1\tb.cpp.o\ta
@@ -119,7 +119,7 @@ def test_a_tree_that_the_stack_does_not_fit_is_not_built(repo, place):
     assert not place.logs.exists() and not (place.tree / ".git").exists()
 
 
-# Lines as CMake writes them for a build without CUDA. That mentions a .cu which it generates.
+# CMake writes such lines for a build without CUDA. Even that mentions a .cu, which it generates.
 NINJA = """\
 build cmake_object_order_depends_target_torch_cpu: phony || aten/src/ATen/UfuncCUDA_add.cu
 build c.dir/__/aten/A.cpp.o: CXX_COMPILER__torch_cpu_unscanned_Release /t/aten/A.cpp || x
@@ -142,7 +142,7 @@ class Series:
 
 @pytest.mark.parametrize("path", ["aten/L.cpp", "torch/M.cpp"])
 def test_a_source_that_is_mentioned_is_not_compiled(tmp_path, path):
-    """A step that compiles nothing has the first, and the second is the end of another's path."""
+    """The first is in a step that compiles nothing, the second ends another file's path."""
     write_files(tmp_path, {"build/build.ninja": NINJA, "build/CMakeCache.txt": ""})
     assert left_out(Series("aten/A.cpp", path, "aten/cpu/K.cpp"), tmp_path) == [path]
 
@@ -186,22 +186,22 @@ def test_no_such_python(tmp_path):
 
 
 def test_a_python_of_the_working_folder(tmp_path, monkeypatch):
-    """The build runs in the tree, where a relative path would mean another file."""
+    """Its path is made absolute, as the build runs in another folder, the tree."""
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
-    python.symlink_to(sys.executable)  # as a virtual environment's, which must not be resolved
+    python.symlink_to(sys.executable)  # a virtual environment's is a link, not to be resolved
     monkeypatch.chdir(tmp_path)
     place = checkout(Path("pytorch"), "bin/python", tmp_path / "logs")
     assert place.python == python
 
 
-# Folders all of whose C++ PyTorch's CMake compiles. `make source` looks for each in build.ninja.
+# PyTorch's CMake compiles all C++ in these folders. `make source` looks for each in build.ninja.
 CUDA_KERNELS = "aten/src/ATen/native/cuda/"
 GLOBBED = ("aten/src/ATen/functorch/", "aten/src/ATen/native/", CPU_KERNELS, CUDA_KERNELS)
 
 
 def sources(number=None):
-    """The overlay's C++ that both builds compile: path -> whether it is whole, not an edit."""
+    """Yields each C++ file of the overlay that both builds compile, and whether it is whole."""
     for path, file in Stack(ROOT).tree(number).items():
         if is_source(path):
             edit = Edit.parse(path, file.read_text()) if target_of(path) else None
@@ -210,14 +210,14 @@ def sources(number=None):
 
 
 def test_upstreams_build_compiles_every_source_of_each_commit():
-    """Bazel and Buck build from lists; functorch's folder, and CUDA's, they glob."""
+    """Bazel and Buck build from lists, but take all of functorch's folder and of CUDA's."""
     stack = Stack(ROOT)
     for commit in stack.commits:
         file = stack.tree(commit.number).get("build_variables.edit.bzl")
         blocks = Edit.parse("", file.read_text()).blocks if file else ()
         lines = [line for block in blocks for line in block.lines]
         listed = {entry for line in lines for entry in re.findall(r'"([^"]+)"', line)}
-        # The file of an edit is compiled anyway.
+        # Upstream compiles a file that an edit changes anyway.
         whole = {path for path, is_whole in sources(commit.number) if is_whole}
         assert all(f"{path.rpartition('/')[0]}/" in GLOBBED for path in whole), commit
         assert listed == {p for p in whole if not p.startswith((GLOBBED[0], CUDA_KERNELS))}, commit

@@ -1,4 +1,4 @@
-"""Fetching the pristine source, with an apt-get and a dpkg-source that are small scripts."""
+"""Tests of fetching the pristine source; small scripts replace apt-get and dpkg-source."""
 
 import io
 import os
@@ -52,7 +52,7 @@ tarfile.open(next(pathlib.Path().glob("*.orig.tar.xz"))).extractall(tree, filter
 
 
 class Lab:
-    """A machine: its tools, its apt's settings, and the archive's package."""
+    """Replaces a machine: its tools, the settings of its apt, the package in the archive."""
 
     def __init__(self, root: Path):
         self.root = root
@@ -97,7 +97,7 @@ def lab(tmp_path, monkeypatch):
 
 
 def refusal(lab) -> str:
-    """The one line with which fetch gives up, having left neither a tree nor a half of one."""
+    """Returns the line with which fetch fails; it must have left no tree, nor half of one."""
     with pytest.raises(ForkError) as caught:
         debian.fetch(lab.into)
     assert not list(lab.into.glob("pytorch-2.6.0*/"))

@@ -1,4 +1,4 @@
-"""The Debian that PyTorch is built in: made once, whole or not at all."""
+"""Tests that the Debian in which PyTorch is built is made once, and whole or not at all."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ from fork.source.sandbox import in_debian
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """A machine whose mmdebstrap writes a file, or fails when it is told to."""
+    """Replaces mmdebstrap by a script that writes a file, or fails when a test says so."""
     folder = tmp_path / "bin"
     folder.mkdir()
     made = f"""#!{sys.executable}

@@ -1,4 +1,4 @@
-"""The benchmark's figures, without measuring any: bench/."""
+"""Tests of bench/: how it makes its figures. Nothing is measured."""
 
 import json
 import subprocess
@@ -48,7 +48,7 @@ fresh.4096 9e9
 
 
 def row(mode="forward", disturbed=0.0, target=(), **seconds):
-    """A row as the JSON has it: attn took 2 s, then 3 s, then 4 s."""
+    """Makes a row as in the JSON, in which attn took 2 s, then 3 s, then 4 s."""
     case = Case("float32", 4, d=2, e=3)
     return {
         "case": case.name,
@@ -103,7 +103,7 @@ def test_the_tables_are_sound(table):
             "step",
             {"eager": 3, "compile": 1.7, "roofline": 0.5, "scratch": 0.02},
         ),
-        # fp32 n=8192 d=64 is in both tables: below.
+        # A test below has fp32 n=8192 d=64, which is in both tables.
         ("bf16 n=128 d=64", "forward", {"eager": 2, "compile": 1}),
     ],
 )
@@ -165,13 +165,13 @@ def test_work():
 def test_peaks():
     peaks = Peaks.parse(PEAKS)
     assert peaks.flops == {"float32": 4e9, "float64": 2e9}
-    # The kind that is faster there, at the next smaller working set.
+    # The faster kind of store counts, as measured for the next smaller working set.
     assert peaks.at("store", 1024) == peaks.at("store", 4095) == peaks.at("store", 1) == 1e9
     assert peaks.at("store", 4096) == peaks.at("store", 1 << 30) == 2e8
     other = Peaks.parse(PEAKS.replace("float64 2e9", "float64 1e9").replace("3e9", "4e9"))
     best = peaks.best(other)
     assert best.flops["float64"] == 2e9 and best.bandwidth["read"][1024] == 4e9
-    # From JSON too, whose keys are words.
+    # JSON has texts as keys.
     assert json.loads(json.dumps(peaks.as_dict()))["bandwidth"]["read"] == {
         "1024": 3e9,
         "4096": 5e8,
@@ -185,7 +185,7 @@ def test_roofline_is_the_larger_of_computing_and_moving():
     writes = Case("float32", 64, d=1)
     assert peaks.seconds(writes, "forward") == pytest.approx(4 * (64 * 64 + 64) / 2e8)
     assert peaks.seconds(writes, "step") > peaks.seconds(writes, "forward")
-    # No peak of its own: float32's.
+    # float16 has no peak of its own, so float32's counts.
     half = Case("float16", 64, d=64)
     assert peaks.seconds(half, "forward") == peaks.seconds(computes, "forward")
 
@@ -194,7 +194,7 @@ def test_pages_that_malloc_does_not_keep():
     peaks = Peaks.parse(PEAKS + f"fresh.{64 << 20} 5e7\nfresh_huge.{64 << 20} 1e8\n")
     assert peaks.pages_seconds(Case("float32", 2048)) == 0
     size = 4 * 4096 * 4096
-    # The faster kind, above what storing there takes anyway.
+    # The faster kind of page counts, minus the time that storing takes anyway.
     seconds = peaks.pages_seconds(Case("float32", 4096))
     assert seconds == pytest.approx(size / 1e8 - size / 2e8)
     found = row() | {"pages": 0.75}
@@ -212,7 +212,7 @@ def test_no_compiler_is_one_line(monkeypatch, tmp_path):
 
 
 def test_a_ratio_is_the_median_of_the_rounds():
-    # Round by round 4, 1 and 5; of the medians it would be 10 / 3.
+    # The ratios by round are 4, 1 and 5; the ratio of the medians would be 8 / 3.
     found = row(eager=[8.0, 3.0, 20.0])
     assert report.ratios(found, EAGER) == [4, 1, 5]
     assert report.value(found, EAGER) == 4
@@ -225,7 +225,7 @@ def test_a_ratio_is_the_median_of_the_rounds():
     ("eager", "target", "met"),
     [
         ([2.0, 3.0, 4.0], {}, True),
-        ([1.9, 3.1, 3.9], {}, True),  # equal, but for noise
+        ([1.9, 3.1, 3.9], {}, True),  # as fast, within the noise
         ([1.9, 2.9, 3.9], {}, False),
         ([8.0, 12.0, 16.0], {"eager": 4}, True),
         ([7.9, 11.9, 16.0], {"eager": 4}, False),
@@ -299,7 +299,7 @@ def test_plot(tmp_path):
     pytest.importorskip("matplotlib")
     rows = [row(mode, eager=[8.0, 3.0, 20.0]) for mode in MODES]
     for found in rows:
-        found.update(d=64, e=64)  # in the curves over n
+        found.update(d=64, e=64)  # which the curves over n show
     written = results.write(about(rows), tmp_path)
     assert written == ["cpu.json", "cpu.md", "cpu.svg", "cpu-dark.svg"]
     light, dark = ((tmp_path / f"cpu{x}.svg").read_text() for x in ("", "-dark"))
@@ -413,7 +413,7 @@ def test_the_quietest_rounds_count(monkeypatch):
             return next(shares)
 
     class Timer:
-        """Its time is the number of the call."""
+        """Returns as time the number of the call."""
 
         calls = 0
 
@@ -432,7 +432,7 @@ def test_the_quietest_rounds_count(monkeypatch):
     monkeypatch.setattr(measure, "Timer", Timer)
     times = measure.interleaved({"a": None}, measure.host_clock(1), seconds=1, rounds=3)
     assert times.disturbed == 0.2 and sorted(times.seconds["a"]) == [2, 4, 6]
-    # As when a GPU is spoiled, and nobody can take part.
+    # If a GPU is unusable, there is no contender.
     assert measure.interleaved({}, measure.host_clock(1), seconds=1) == ({}, 0)
 
 
@@ -445,10 +445,10 @@ def test_what_others_take_of_the_machine(monkeypatch, tmp_path):
     monkeypatch.setattr("os.sysconf", lambda name: 100)
     stat.write_text("cpu 100 0 0 100 0 0 0 0 0 0\n")
     others = Others()
-    stat.write_text("cpu 110 5 5 130 40 0 0 10 0 0\n")  # of 100 ticks 70 idle, 10 the host's
+    stat.write_text("cpu 110 5 5 130 40 0 0 10 0 0\n")  # 100 ticks: 70 idle, 10 the host's
     assert others.share() == pytest.approx(0.3)
     stat.unlink()
-    assert Others().share() == 0  # no Linux
+    assert Others().share() == 0  # as on a system without /proc/stat
 
 
 def test_contenders_agree_with_eager():
@@ -472,7 +472,7 @@ def test_contenders_agree_with_eager():
 
 
 class Event:
-    """A CUDA event of a GPU that works while the host waits."""
+    """Replaces CUDA's event; the GPU works while the host waits."""
 
     def __init__(self, enable_timing):
         assert enable_timing
@@ -489,7 +489,7 @@ class Event:
 
 @pytest.fixture
 def cuda(monkeypatch):
-    """A torch whose GPU is the CPU: which of its functions were called, in order."""
+    """Replaces torch.cuda by the CPU; records which of its functions are called, in order."""
     calls = []
     properties = {
         "name": "A GPU",
@@ -519,7 +519,7 @@ def cuda(monkeypatch):
         monkeypatch.setattr(torch, name, on_cpu(getattr(torch, name)))
     monkeypatch.setattr(gpu, "WORKING_SETS", [1 << 12, 1 << 14])
     monkeypatch.setattr(gpu, "SIDE", 8)
-    monkeypatch.setenv("PATH", "")  # no nvidia-smi
+    monkeypatch.setenv("PATH", "")  # so that there is no nvidia-smi
     return SimpleNamespace(calls=calls, precisions=precisions)
 
 
@@ -555,7 +555,7 @@ def test_peaks_of_a_gpu(cuda):
 
 
 def bench_on_cuda(monkeypatch, out, *args):
-    """bench.py's exit status, what it said, and the JSON."""
+    """Returns a function that runs bench.py: its exit status, its output and the JSON."""
     from click.testing import CliRunner
 
     import bench

@@ -1,4 +1,4 @@
-"""`make bench-gpu` without a GPU: what comes first, what its errors are, what it runs."""
+"""Tests of `make bench-gpu` without a GPU: the order of its steps, its errors, what it runs."""
 
 import ctypes
 import os
@@ -58,7 +58,7 @@ def test_minutes_left_to_measure(ago, minutes):
 
 @pytest.fixture
 def steps(tmp_path, monkeypatch):
-    """The steps of bench-gpu that were taken; none of them does a thing."""
+    """Returns the list of the steps that bench-gpu takes; each is replaced and does nothing."""
     taken = []
 
     def fake(where, name, returned=None):
@@ -69,7 +69,7 @@ def steps(tmp_path, monkeypatch):
     monkeypatch.setattr(build, "get", lambda release, *_: release)
     monkeypatch.setattr(build.Graft, "__init__", lambda self, *args: None)
     monkeypatch.setattr(build.Graft, "nvcc", Nvcc(tmp_path / "nvcc", "13.0", (80, 90), 75))
-    monkeypatch.delenv("BASE", raising=False)  # `make test` says which torch it tests
+    monkeypatch.delenv("BASE", raising=False)  # `make test` sets it
     monkeypatch.setattr(gpu, "devices", lambda: 1)
     monkeypatch.setattr(gpu, "sanitizer", lambda: "sanitizer")
     fake(benchmark, "graft_into")

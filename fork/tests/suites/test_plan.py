@@ -1,4 +1,4 @@
-"""What a commit is tested with, and the key under which what passed is kept."""
+"""Tests of which tests a commit gets, and of the key under which its success is kept."""
 
 import shutil
 from pathlib import Path
@@ -16,7 +16,7 @@ OPERATOR = {NATIVE: "# @@ before: - func: baddbmm(\n- func: attn(Tensor q) -> Te
 
 
 def stack_of(root, text, files=("test/test_attn.py",)):
-    """A stack with one commit, whose test plan has one command."""
+    """Makes a stack with one commit, whose test plan has one command."""
     names = [NATIVE, *files]
     contents = dict.fromkeys(files, "") | OPERATOR
     folder = {"stack/01-op/commit.md": message(sorted(names), plan=text), "CMakeLists.txt": ""}
@@ -55,7 +55,7 @@ def test_several_commands_of_a_line(tmp_path):
 )
 def test_what_is_left_out(tmp_path, text):
     stack = stack_of(tmp_path, text, files=())
-    assert set(Plan.of(stack, stack.commits[0]).upstream) == {*LAB}  # the tip's
+    assert set(Plan.of(stack, stack.commits[0]).upstream) == {*LAB}  # which every tip has
     assert problems(stack) == []
 
 
@@ -66,7 +66,7 @@ def test_what_is_left_out(tmp_path, text):
         ("python test/test_meta.py TestMeta", ("TestMeta.*",)),
         ("python test/test_meta.py TestMeta.test_a", ("TestMeta.test_a",)),
         ("python test/test_meta.py", ("*",)),
-        ("python test/test_decomp.py -k attn", ("HasDecompTest.*",)),  # files.py has that one
+        ("python test/test_decomp.py -k attn", ("HasDecompTest.*",)),  # files.py names this one
     ],
 )
 def test_which_tests_a_command_selects(tmp_path, text, walks):
@@ -103,7 +103,7 @@ def test_a_command_outside_a_code_block(tmp_path):
 
 
 def test_the_plans_of_this_stack():
-    """The lab's suites at the commits that tell PyTorch of the operator, and at the tip."""
+    """The lab's suites run at commits that tell PyTorch of the operator, and at the tip."""
     stack = Stack(ROOT)
     plans = [Plan.of(stack, commit) for commit in stack.commits]
     with_lab = [n for n, of in enumerate(plans, 1) if {*LAB} <= {*of.upstream}]
@@ -150,9 +150,9 @@ FILES = {
     [
         ("aten/src/ATen/native/Attn.cpp", {2, 3, 4, 5}),
         ("aten/src/ATen/native/cuda/Attn.cu", set()),
-        ("benchmarks/attn/cases.py", {4}),  # beside what 4 runs
+        ("benchmarks/attn/cases.py", {4}),  # commit 4 runs a file beside it
         ("docs/source/attn.md", set()),
-        ("test/attn_function.py", {1, 2, 3}),  # which 2 imports, and 3 by way of 2
+        ("test/attn_function.py", {1, 2, 3}),  # 2 imports it, and 3 imports what 2 has
         ("test/test_attn.py", {2, 3}),
         ("test/test_attn_more.py", {3}),
         ("CMakeLists.txt", {1, 2, 3, 4, 5}),
@@ -167,7 +167,7 @@ def test_what_changes_a_key(tmp_path, path, changed):
 
 
 def test_a_key_is_of_contents_alone(tmp_path, monkeypatch):
-    """Not of where the clone or a version is, nor of a commit's name and message."""
+    """It depends neither on the places of the clone and of a version, nor on name and message."""
     keys = []
     for name in ("here", "there"):
         root = write_files(tmp_path / name, FILES)

@@ -1,4 +1,4 @@
-"""What is kept of the commits that passed: stack/results.json."""
+"""Tests of stack/results.json, which says which commits passed."""
 
 import json
 from dataclasses import replace
@@ -19,7 +19,7 @@ TWO = replace(ONE, commit="02-two")
 
 @pytest.fixture
 def keys(monkeypatch):
-    """The key of each commit, which a test may change."""
+    """Replaces the keys of the commits by these, which a test may change."""
     found = {"01-one": "k1", "02-two": "k2"}
     monkeypatch.setattr(record, "key", lambda stack, commit: found[commit.folder.name])
     return found
@@ -61,7 +61,7 @@ def test_a_commit_that_changed_is_to_be_run_again(stack, keys):
         Record(stack).add(passed)
     keys["02-two"] = "k3"
     assert states(stack) == ["passed", AGAIN]
-    assert Record(stack).last("02-two") == TWO  # says how long it took
+    assert Record(stack).last("02-two") == TWO  # which says how long it took
     Record(stack).add(ONE)
     assert set(Record(stack).entries) == {"k1", "k2"}
     Record(stack).add(TWO)
@@ -71,7 +71,7 @@ def test_a_commit_that_changed_is_to_be_run_again(stack, keys):
 def test_a_renamed_commit_keeps_its_entry_and_a_lost_one_does_not(stack, keys):
     for passed in (ONE, TWO):
         Record(stack).add(passed)
-    keys |= {"01-one": "k2", "02-two": "k4"}  # 02-two comes first now; another is second
+    keys |= {"01-one": "k2", "02-two": "k4"}  # what 02-two was is 01-one now; the second is new
     assert states(stack) == ["passed", AGAIN]
     Record(stack).add(replace(TWO, seconds=9))
     assert set(Record(stack).entries) == {"k2", "k4"}

@@ -1,4 +1,4 @@
-"""The runner of upstream's suites, on tiny suites that end in every way a suite can."""
+"""Tests the runner of upstream's suites with tiny suites that end in every way a suite can."""
 
 import io
 import sys
@@ -12,8 +12,8 @@ from fork.suites import files, report
 from fork.suites import run as runner
 from fork.suites.plan import Command
 
-pytest.importorskip("xmlrunner")  # a borrowed environment may lack it
-# What upstream's run_tests() does with --save-xml.
+pytest.importorskip("xmlrunner")  # a borrowed environment may lack this package
+# This does what upstream's run_tests() does with --save-xml.
 HARNESS = """
 import sys, unittest, xmlrunner
 
@@ -55,7 +55,7 @@ op_test("test_torch_attn", lambda self: None)
 
 @pytest.fixture
 def tree(tmp_path, monkeypatch):
-    """A source tree whose own torch/ must never be imported."""
+    """Makes a source tree whose own torch/ must never be imported."""
     monkeypatch.setattr(runner, "BYTECODE", tmp_path / "bytecode")
     root = tmp_path / "source"
     (root / "torch").mkdir(parents=True)
@@ -94,7 +94,7 @@ def printed(what):
 
 
 def figures(text):
-    """The table's rows: {first cell: the counts from `ran` to `failed`}."""
+    """Returns the table's rows: {first cell: the counts from `ran` to `failed`}."""
     rows = [line.split() for line in text.splitlines()]
     return {r[0]: [int(n) for n in r[1:6]] for r in rows if len(r) == 7 and r[1].isdigit()}
 
@@ -127,7 +127,7 @@ def test_table_adds_up_and_keeps_upstreams_apart(tree):
         "total": [9, 4, 1, 1, 3],
     }
     assert figures(upstreams)["total"] == [2, 2, 0, 0, 0]
-    assert "test_dtypes_attn_cpu_int32: [b]wrong[/b]" in text  # not taken for rich's markup
+    assert "test_dtypes_attn_cpu_int32: [b]wrong[/b]" in text  # rich must not read it as markup
 
 
 def test_no_second_table_without_upstream_tests(tree):
@@ -209,7 +209,7 @@ def test_nothing_selected_is_zero_not_broken(tree):
 def test_a_suite_for_which_the_build_lacks_something(tree, end, skipped, failed):
     result = one(tree, end)
     assert (result.skipped, result.failed) == (skipped, failed)
-    # Not among the failures, though.
+    # A suite that is skipped is shown, but is not among the failures.
     why = "test_ops.py: skipped: torch.x is not available"
     assert (why in shown([result])) == bool(skipped)
     assert bool(report.all_failures([result])) == bool(failed)
@@ -319,7 +319,7 @@ def test_what_python_compiles_is_kept_outside_the_tree(tree, monkeypatch):
 import module
 op_test("test_dtypes_attn", lambda self: self.fail(f"{module.VALUE} {module.__cached__}"))
 """
-    for value in (1, 22):  # a changed file is compiled again
+    for value in (1, 22):  # Python compiles the changed file again
         module.write_text(f"VALUE = {value}")
         (message,) = one(tree, body).messages.values()
         found, cached = message.split()
@@ -337,7 +337,7 @@ def test_results_are_in_the_order_asked_for_and_each_is_announced(tree, capsys):
     assert [result.suite for result in results] == list(names)
     lines = capsys.readouterr().out.splitlines()
     words = [line.split()[1] for line in lines]
-    assert words == ["test_quick.py:", "test_slow.py:", "test"]  # the last: + test files: 2
+    assert words == ["test_quick.py:", "test_slow.py:", "test"]  # the last line is: + test files: 2
 
 
 @pytest.mark.parametrize(("jobs", "threads"), [(1, "8"), (2, "4"), (16, "4")])
@@ -360,7 +360,7 @@ def test_a_missing_suite_or_python_is_named(tree):
         runner.run_suites(tree / "bin/python", tree, {}, log_dir=tree.parent)
 
 
-# Functions that upstream 2.6.0 writes in these files, and the names they give for an operator.
+# Functions in these files of upstream 2.6.0, then the names that they get for an operator.
 WRITTEN = (
     "test_dtypes",
     "test_fn_gradgrad",
@@ -405,7 +405,7 @@ def test_ours(name):
         "test_cpu_flash_attn_nan_propagation_cpu_float32",
         "test_torchscript_multi_head_attn",
         "test_multihead_attn_3d_attn_mask",
-        "test_dtypes_nn_functional_varlen_attn_cpu_float32",  # an operator of a longer name
+        "test_dtypes_nn_functional_varlen_attn_cpu_float32",  # the name of another operator
         "test_dtypes_attn2_cpu",
         "test_torch_attn2",
         "test_unimplemented_batched_registrations_[aten::_flash_attn_backward]",

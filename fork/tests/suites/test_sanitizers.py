@@ -1,4 +1,4 @@
-"""What the sanitizers run with."""
+"""Tests of what the sanitizers run with."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def test_the_library_replaces_the_installed_one(tmp_path):
     found = {p: (links / p).read_text() for p in SITE}
     assert found == SITE | {"torch/lib/libtorch.so": "ours"}
     assert {p: (site / p).read_text() for p in SITE} == SITE
-    # The loader looks for libraries beside those that are loaded: not at the end of a link.
+    # The loader looks beside the library that it loads, so these are folders, not links.
     assert not any((links / place).is_symlink() for place in ("torch", "torch/lib"))
 
 
@@ -60,7 +60,7 @@ def test_capabilities(best, found, tmp_path):
 
 
 def test_a_compiler_without_sanitizers(tmp_path, monkeypatch):
-    # What GCC answers for a file that it does not have.
+    # GCC prints the bare name of a file that it does not have.
     monkeypatch.setenv("CXX", f"{script(tmp_path, 'echo libubsan.so')} -m64")
     with pytest.raises(ForkError, match="has no libubsan.so: install"):
         sanitizers.runtime()

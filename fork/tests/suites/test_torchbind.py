@@ -1,4 +1,4 @@
-"""The library for upstream's TestFX, of a source tree and a base of a few lines."""
+"""Tests of the library that upstream's TestFX loads, with a source tree and a base of few lines."""
 
 import ctypes
 import subprocess
@@ -12,7 +12,7 @@ FILES = {
     "base/torch/share/cmake/Torch/TorchConfig.cmake": "-D_GLIBCXX_USE_CXX11_ABI=0",
     "base/torch/share/cmake/Caffe2/public/utils.cmake": "CXX_STANDARD 17",
     "base/torch/include/torch/custom_class.h": "constexpr int where = 1;",
-    # Not these: the wheel's headers are those that belong to its libraries.
+    # The tree's headers must not be used: the wheel's libraries were compiled with the wheel's.
     "tree/torch/custom_class.h": "constexpr int where = 2;",
     f"tree/{torchbind.SOURCE}.h": "#include <torch/custom_class.h>",
     f"tree/{torchbind.SOURCE}.cpp": f"""
@@ -40,4 +40,4 @@ def test_it_is_compiled_once_as_the_base_was(tmp_path, monkeypatch):
         found = ctypes.CDLL(folder / torchbind.NAME)
         found.standard.restype = ctypes.c_long
         assert (found.header(), found.abi(), found.standard()) == (1, 0, 201703)
-        monkeypatch.setattr(torchbind, "run", None)  # not compiled again
+        monkeypatch.setattr(torchbind, "run", None)  # a second compilation would fail
