@@ -48,7 +48,17 @@ from torch.autograd import Function, gradcheck, gradgradcheck
 from torch.autograd.function import once_differentiable
 
 from drawing import draw
-from exercise import report
+from exercise import (
+    Calls,
+    apply,
+    by_a_function,
+    compare,
+    gradients,
+    normal,
+    passes,
+    report,
+    size,
+)
 
 torch.manual_seed(0)
 x = torch.randn(4, dtype=torch.double, requires_grad=True)
@@ -433,23 +443,24 @@ class Arctan(Function):
 
 
 def check(attempt):
-    x = torch.tensor(
-        [-2.0, -0.3, 0.0, 0.5, 3.0], dtype=torch.double, requires_grad=True
-    )
-    y = attempt.apply(x)
-    assert torch.allclose(y, torch.arctan(x)), "The values are not those of arctan."
-    assert y.requires_grad, "The result does not require grad: is forward a Function's?"
-    (slope,) = torch.autograd.grad(2 * y.sum(), x)
-    assert torch.allclose(slope, 2 / (1 + x**2)), (
-        "The gradient is wrong: try grad = 1, then 2."
-    )
-    (slope,) = torch.autograd.grad(attempt.apply(x).sum(), x, create_graph=True)
+    for _ in range(5):
+        x, other = normal(size(1, 3), size(1, 3)), normal(2)
+        with Calls() as calls:
+            y = apply(attempt, x)
+        assert not calls.names, (
+            f"forward calls torch's {calls.names[0]}: it has to be NumPy's arctan."
+        )
+        compare("The result", y, torch.arctan(x))
+        apply(attempt, other)  # what the first call keeps, it keeps for itself
+        grad = torch.randn_like(x)
+        found = gradients(y, {"x": x}, grad)["x"]
+        assert by_a_function(y), "No Function made the result."
+        compare("The gradient of x", found, grad / (1 + x**2))
+    (slope,) = torch.autograd.grad(apply(attempt, x).sum(), x, create_graph=True)
     assert slope.requires_grad, (
         "The gradient has no graph: it cannot be differentiated again."
     )
-    assert gradgradcheck(attempt.apply, x, raise_exception=False), (
-        "gradgradcheck fails."
-    )
+    passes(gradgradcheck, attempt.apply, x)
 
 
 report(check, Arctan)

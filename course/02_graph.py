@@ -10,11 +10,13 @@ own graph, up to that of ``torch.attn``.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import matplotlib.pyplot as plt
 import torch
 
-from drawing import draw
-from exercise import report
+from drawing import draw, recorded
+from exercise import report, returned, size
 
 torch.manual_seed(0)
 
@@ -256,28 +258,30 @@ def execution_order(grad_fn):
     raise NotImplementedError  # your turn
 
 
+def drawn_graph():
+    """The result of some operations on leaves and on each other's results."""
+    tensors = [torch.randn(3, requires_grad=True) for _ in range(size(1, 2))]
+    for _ in range(size(2, 7)):
+        one, other = (tensors[size(0, len(tensors) - 1)] for _ in range(2))
+        tensors.append((one.sin(), one * other, one + other)[size(0, 2)])
+    return tensors[-1]
+
+
 def check(attempt):
-    x = torch.randn(3, requires_grad=True)
-    deep = x.sin().cos().exp()
-    for tensor in (
-        x * 2,
-        x.sin() * x,
-        deep + x,
-        deep * deep.sin() + deep,
-        torch.attn(q, k, v)[0],
-    ):
-        order = list(attempt(tensor.grad_fn))
+    for tensor in (torch.attn(q, k, v)[0], *(drawn_graph() for _ in range(20))):
+        found = attempt(tensor.grad_fn)
+        order = list(returned(found, Iterable, "execution_order"))
         assert order and order[0] is tensor.grad_fn, "The first is not the node given."
         assert len(set(order)) == len(order), (
             "A node is there twice: its gradient would be too."
         )
+        nodes = set(recorded(tensor.grad_fn))
+        for node in nodes:
+            assert node in order, f"{node.name()} is missing."
+        assert set(order) == nodes, "There is something that is no node of the graph."
         for node in order:
-            for following, _ in node.next_functions:
-                if following is None:
-                    continue
-                assert following in order, f"{following.name()} is missing."
-                late = order.index(node) < order.index(following)
-                assert late, (
+            for following in filter(None, (next for next, _ in node.next_functions)):
+                assert order.index(node) < order.index(following), (
                     f"{following.name()} comes before {node.name()}, which it waits for."
                 )
 

@@ -23,17 +23,13 @@ import torchgen
 import yaml
 from torch.autograd import gradcheck
 
-from exercise import ROOT, report
+from exercise import about, compare, normal, parts, report, size
 
 torch.manual_seed(0)
 PACKAGED = Path(torchgen.__file__).parent / "packaged" / "autograd" / "derivatives.yaml"
 ENTRIES = {
     entry["name"].split("(")[0]: entry for entry in yaml.safe_load(PACKAGED.read_text())
 }
-
-
-def normal(*shape, dtype=torch.double):
-    return torch.randn(*shape, dtype=dtype, requires_grad=True)
 
 
 # %%
@@ -146,14 +142,10 @@ for wanted, theirs in zip(
 assert gradcheck(torch.attn, (q, k, v))
 
 # %%
-# Ours is in the overlay's ``derivatives.edit.yaml``, in the same form as theirs;
+# Ours stands among them, in the same form: a graft adds it to the file.
 # :doc:`the note </notes/attn>` goes on to the second derivative and to forward mode.
 
-OURS = ROOT / "tools" / "autograd" / "derivatives.edit.yaml"
-entry = next(
-    e for e in yaml.safe_load(OURS.read_text()) if e["name"].startswith("attn(")
-)
-print("attn:", entry["q, k, v"])
+print("attn:", ENTRIES["attn"]["q, k, v"])
 
 # %%
 # What the formula says, as a picture
@@ -186,22 +178,21 @@ def bilinear_backward(grad, u, a, v):
 
 
 def check(attempt):
-    for dtype in (torch.double, torch.cdouble):
+    for turn in range(10):
+        dtype, m = (torch.double, torch.cdouble)[turn % 2], size(1, 4)
+        n = m + size(1, 2)
         u, a, v = (
-            normal(3, dtype=dtype),
-            normal(3, 2, dtype=dtype),
-            normal(2, dtype=dtype),
+            normal(m, dtype=dtype),
+            normal(m, n, dtype=dtype),
+            normal(n, dtype=dtype),
         )
         grad = torch.randn((), dtype=dtype)
         found = attempt(grad, u.detach(), a.detach(), v.detach())
+        found = parts(found, ["u", "a", "v"], "bilinear_backward")
         wanted = torch.autograd.grad(u @ a @ v, (u, a, v), grad)
-        kind = "complex" if dtype.is_complex else "real"
-        for name, ours, theirs in zip("uav", found, wanted, strict=True):
-            shape = f"The gradient of {name} has the shape {tuple(ours.shape)}."
-            assert ours.shape == theirs.shape, shape
-            assert torch.allclose(ours, theirs), (
-                f"The gradient of {name} is wrong ({kind})."
-            )
+        with about("complex" if dtype.is_complex else "real"):
+            for name, truth in zip("uav", wanted, strict=True):
+                compare(f"The gradient of {name}", found[name], truth)
 
 
 report(check, bilinear_backward)

@@ -12,7 +12,15 @@ import matplotlib.pyplot as plt
 import torch
 from torch.autograd import Function, gradcheck, gradgradcheck
 
-from exercise import report
+from exercise import (
+    about,
+    apply,
+    gradients,
+    normal,
+    passes,
+    report,
+    size,
+)
 
 torch.manual_seed(0)
 
@@ -263,26 +271,38 @@ class KillTail(Function):
         raise NotImplementedError  # your turn
 
 
+def same(found, wanted):
+    """Entry by entry, where a NaN is the same as a NaN."""
+    return torch.allclose(found, wanted, rtol=0, atol=0, equal_nan=True)
+
+
 def check(attempt):
-    for n in (0, 1, 3, 8):
-        x = torch.randn(3, 8, dtype=torch.double, requires_grad=True)
-        before, grad = x.detach().clone(), torch.randn(3, 8, dtype=torch.double)
-        y = attempt.apply(x, n)
-        assert torch.equal(x, before), "The input was changed."
-        assert torch.equal(y[:, : 8 - n], before[:, : 8 - n]), (
-            f"n = {n}: what is no tail was changed."
-        )
-        assert not y[:, 8 - n :].any(), f"n = {n}: the tail is not 0."
-        before = grad.clone()
-        (found,) = torch.autograd.grad(y, x, grad)
-        assert torch.equal(grad, before), "The gradient that came in was changed."
-        assert torch.equal(found[:, : 8 - n], grad[:, : 8 - n]), (
-            f"n = {n}: a gradient is lost."
-        )
-        assert not found[:, 8 - n :].any(), (
-            f"n = {n}: a gradient comes back from the tail."
-        )
-    assert gradcheck(attempt.apply, (x, 2), raise_exception=False), "gradcheck fails."
+    for turn in range(16):
+        rows, width, sick = size(1, 4), size(2, 9), turn >= 8
+        n = (0, width, size(1, width), size(1, width - 1))[turn % 4]
+        x, grad = normal(rows, width), torch.randn(rows, width, dtype=torch.double)
+        if sick:  # multiplied by 0, these are not 0
+            for matrix in (x.detach(), grad):
+                matrix[:, -1], matrix[0, 0] = torch.inf, torch.nan
+        before, incoming = x.detach().clone(), grad.clone()
+        y = apply(attempt, x, n)
+        apply(
+            attempt, normal(2, 3), 1
+        )  # what the first call keeps, it keeps for itself
+        rest, tail = slice(0, width - n), slice(width - n, width)
+        lives = "0 times NaN is NaN." if sick else "it is not 0."
+        with about(f"a matrix ({rows}, {width}), n = {n}"):
+            assert same(x, before), "The input was changed."
+            assert y.shape == x.shape, f"The result has the shape {tuple(y.shape)}."
+            assert same(y[:, rest], before[:, rest]), "What is no tail was changed."
+            assert (y[:, tail] == 0).all(), f"The tail lives: {lives}"
+            found = gradients(y, {"input": x, "n": n}, grad)["input"]
+            assert same(grad, incoming), "The gradient that came in was changed."
+            assert same(found[:, rest], grad[:, rest]), "A gradient is lost."
+            assert (found[:, tail] == 0).all(), (
+                f"A gradient comes back from the tail: {lives}"
+            )
+    passes(gradcheck, attempt.apply, (normal(3, 5), 2))
 
 
 report(check, KillTail)

@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 import torch
 from torch.autograd import Function, gradcheck, gradgradcheck
 
-from exercise import report
+from exercise import about, report, returned, size
 
 torch.manual_seed(0)
 
@@ -257,8 +257,10 @@ assert gradgradcheck(torch.attn, (q, k, v), check_fwd_over_rev=True)
 # %%
 # Exercise
 # --------
-# Write a gradcheck of your own, for functions of **two** inputs: True if the
-# gradients of both are right. Afterwards your caller's tensors must be as they were.
+# Write a gradcheck of your own, for functions of **two** inputs of any sizes, whose
+# result is one tensor of any size: True if the gradients of both are right, False if
+# one is not. Afterwards your caller's tensors must be as they were, without a ``.grad``
+# too.
 # A solution is in
 # :download:`course/solutions/06_gradcheck.py </../course/solutions/06_gradcheck.py>`.
 
@@ -269,17 +271,16 @@ def two_inputs_gradcheck(function, x, y):
 
 
 class Product(Function):
-    """x · y, each gradient times a factor that is right if it is 1."""
+    """x · y, each gradient times factors that are right if they are 1."""
 
     @staticmethod
     def forward(ctx, x, y, fx, fy):
-        ctx.save_for_backward(x, y)
-        ctx.factors = fx, fy
+        ctx.save_for_backward(x, y, fx, fy)
         return x * y
 
     @staticmethod
     def backward(ctx, grad):
-        (x, y), (fx, fy) = ctx.saved_tensors, ctx.factors
+        x, y, fx, fy = ctx.saved_tensors
         return fx * grad * y, fy * grad * x, None, None
 
 
@@ -292,25 +293,64 @@ class Mixes(Function):
 
     @staticmethod
     def backward(ctx, grad):
-        return 2 * grad, grad.flip(0)
+        return 2 * grad, grad.roll(1)
 
 
 def check(attempt):
-    x, y = (torch.randn(3, dtype=torch.double, requires_grad=True) for _ in range(2))
-    before = x.detach().clone(), y.detach().clone()
+    def far_from_zero(*shape):
+        drawn = torch.rand(*shape, dtype=torch.double) + 0.5
+        return (drawn * (torch.randn(shape) + 0.1).sign()).requires_grad_()
 
-    def product(fx, fy):
-        return attempt(lambda x, y: Product.apply(x, y, fx, fy), x, y)
+    def verdict(function, x, y):
+        before = x.detach().clone(), y.detach().clone()
+        found = attempt(function, x, y)
+        found = returned(found, (bool, torch.Tensor), "two_inputs_gradcheck")
+        assert torch.equal(x, before[0]) and torch.equal(y, before[1]), (
+            "The inputs were changed."
+        )
+        assert x.grad is None and y.grad is None, "The inputs have a .grad afterwards."
+        assert x.requires_grad and y.requires_grad, (
+            "The inputs don't require grad any more."
+        )
+        return bool(found)
 
-    assert product(1, 1), "It refuses a right backward."
-    assert not product(1.01, 1), "It does not see that the gradient of x is wrong."
-    assert not product(1, 1.01), "It does not see that the gradient of y is wrong."
-    assert not attempt(Mixes.apply, x, y), "It does not see that entries are mixed up."
-    curved = attempt(lambda x, y: torch.exp(3 * x) * torch.sin(5 * y), x, y)
-    assert curved, "It refuses a right backward of a function that is curved."
-    assert torch.equal(x, before[0]) and torch.equal(y, before[1]), (
-        "The inputs were changed."
-    )
+    for _ in range(3):
+        shape = size(2, 3), size(1, 3)
+        x, y = far_from_zero(*shape), far_from_zero(*shape)
+        right = torch.ones(shape, dtype=torch.double)
+
+        def product(fx, fy, end=lambda z: z, x=x, y=y):
+            return verdict(lambda x, y: end(Product.apply(x, y, fx, fy)), x, y)
+
+        for name, both in (("x", (1.01 * right, right)), ("y", (right, 1.01 * right))):
+            with about("a right backward"):
+                assert product(right, right), "It refuses it."
+            assert not product(*both), (
+                f"It does not see that the gradient of {name} is wrong."
+            )
+            last = right.clone()
+            last[-1, -1] = 1.01
+            both = (last, right) if name == "x" else (right, last)
+            assert not product(*both), (
+                f"It does not see that the gradient of {name} is wrong in one entry."
+            )
+        assert not verdict(Mixes.apply, x, y), (
+            "It does not see that entries are mixed up."
+        )
+        with about("a right backward of a function that is curved"):
+            assert verdict(lambda x, y: torch.exp(3 * x) * torch.sin(5 * y), x, y), (
+                "It refuses it."
+            )
+        with about("a result with another number of entries than x"):
+            assert product(right, right, torch.sum), "It refuses a right backward."
+            assert not product(right, last, torch.sum), (
+                "It does not see a wrong backward."
+            )
+        with about("inputs of different sizes"):
+            other = far_from_zero(size(4, 5))
+            assert verdict(
+                lambda x, y: torch.outer(x.flatten(), y.flatten()), x, other
+            ), "It refuses a right backward."
 
 
 report(check, two_inputs_gradcheck)

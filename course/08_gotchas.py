@@ -10,10 +10,21 @@ import sys
 
 import matplotlib.pyplot as plt
 import torch
-from torch.autograd import Function, gradcheck
+from torch.autograd import Function, gradcheck, gradgradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from exercise import ROOT, report
+from exercise import (
+    ROOT,
+    Calls,
+    about,
+    apply,
+    compare,
+    normal,
+    parts,
+    passes,
+    report,
+    size,
+)
 
 sys.path.insert(0, str(ROOT))
 
@@ -356,26 +367,41 @@ class Discard(Function):
 
 
 def check(attempt):
-    x = torch.randn(5, dtype=torch.double, requires_grad=True)
-    sin, cos = attempt.apply(x)
-    assert torch.equal(sin, x.sin()) and torch.equal(cos, x.cos()), (
-        "The values are wrong."
-    )
-    for used, name, slope in ((0, "sin", x.cos()), (1, "cos", -x.sin())):
-        with Counter() as counter:
-            try:
-                (found,) = torch.autograd.grad(attempt.apply(x)[used].sum(), x)
-            except TypeError as error:
-                raise AssertionError(f"Only {name} is used: {error}") from None
-        assert torch.allclose(found, slope), f"Only {name} is used: a wrong gradient."
-        zeros = sum(n for call, n in counter.calls.items() if "zeros" in call)
-        assert not zeros, f"Only {name} is used, and zeros were made for the other."
-    (found,) = torch.autograd.grad(
-        Discard.apply(*attempt.apply(x)), x, allow_unused=True
-    )
-    assert found is None, "Neither is used: the gradient is not None."
-    (found,) = torch.autograd.grad(sum(y.sum() for y in attempt.apply(x)), x)
-    assert torch.allclose(found, x.cos() - x.sin()), "Both are used: a wrong gradient."
+    def both(x):
+        return parts(apply(attempt, x), ["sin", "cos"], "forward").values()
+
+    for _ in range(3):
+        x = normal(size(1, 3), size(1, 3))
+        for name, found, wanted in zip(
+            ("sin", "cos"), both(x), (x.sin(), x.cos()), strict=True
+        ):
+            compare(f"The result {name}", found, wanted)
+        slopes, grads = (x.cos(), -x.sin()), [torch.randn_like(x) for _ in range(2)]
+        for used, name in enumerate(("sin", "cos")):
+            result = list(both(x))[used]
+            both(normal(2))  # what the first call keeps, it keeps for itself
+            with about(f"only {name} is used"):
+                with Calls() as calls:
+                    (found,) = torch.autograd.grad(
+                        result, x, grads[used], allow_unused=True
+                    )
+                compare("The gradient of x", found, grads[used] * slopes[used])
+                zeros = any("zero" in call or "full" in call for call in calls.names)
+                assert not zeros, "Zeros were made for the other."
+                times = calls.names.count("mul")
+                assert times <= 1, (
+                    f"The backward multiplies {times} times: what is None is computed with."
+                )
+        with about("neither is used"):
+            (found,) = torch.autograd.grad(
+                Discard.apply(*both(x)), x, allow_unused=True
+            )
+            assert found is None, "The gradient is not None."
+        with about("both are used"):
+            (found,) = torch.autograd.grad(list(both(x)), x, grads, allow_unused=True)
+            truth = sum(g * slope for g, slope in zip(grads, slopes, strict=True))
+            compare("The gradient of x", found, truth)
+    passes(gradgradcheck, attempt.apply, normal(3))
 
 
 report(check, SinCos)

@@ -17,7 +17,17 @@ from torch.autograd import Function, gradcheck, gradgradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from drawing import draw
-from exercise import report
+from exercise import (
+    Calls,
+    about,
+    apply,
+    compare,
+    gradients,
+    normal,
+    passes,
+    report,
+    size,
+)
 
 torch.manual_seed(0)
 
@@ -78,10 +88,6 @@ def linear(input, weight, bias=None):
         Tensor: (\\*, out_features).
     """
     return linear_apply(input, weight, bias)
-
-
-def normal(*shape):
-    return torch.randn(*shape, dtype=torch.double, requires_grad=True)
 
 
 weight, bias = normal(2, 3), normal(2)
@@ -248,39 +254,41 @@ class Scale(Function):
 
 
 def check(attempt):
-    scale, shift = normal(3), normal(3)
-    for input in (normal(5, 3), normal(3), normal(2, 4, 3)):
-        for t in (shift, None):
-            given = (input, scale) + (() if t is None else (t,))
-            kind = (
-                f"input {tuple(input.shape)}, {'no shift' if t is None else 'a shift'}"
-            )
-            wanted = input * scale + (0 if t is None else t)
-            found = attempt.apply(input, scale, t)
-            assert torch.allclose(found, wanted), f"{kind}: a wrong value."
+    for turn in range(8):
+        n = size(2, 4)
+        shape = ((n,), (size(2, 4), n), (2, size(2, 4), n), (1, n))[turn % 4]
+        input, scale, shift = normal(*shape), normal(n), normal(n) if turn < 4 else None
+        given = {"input": input, "scale": scale, "shift": shift}
+        with about(f"input {shape}, {'no shift' if shift is None else 'a shift'}"):
+            wanted = input * scale + (0 if shift is None else shift)
+            y = apply(attempt, input, scale, shift)
+            compare("The result", y, wanted)
+            apply(attempt, normal(3, 2), normal(2), None)
             grad = torch.randn_like(wanted)
-            try:
-                mine = type(found.grad_fn)._forward_cls.backward(found.grad_fn, grad)
-            except TypeError as error:
-                raise AssertionError(f"{kind}: {error}") from None
-            truths = torch.autograd.grad(wanted, given, grad)
-            for name, one, truth in zip(
-                ("input", "scale", "shift"), mine, truths, strict=False
-            ):
-                shape = f"{kind}: the gradient of the {name} has the shape {tuple(one.shape)}."
-                assert one.shape == truth.shape, shape
-                assert torch.allclose(one, truth), (
-                    f"{kind}: the gradient of the {name} is wrong."
-                )
-    found = attempt.apply(input, scale.detach(), shift)
-    with Count("mul") as mode:
-        torch.autograd.grad(found.sum(), input)
-    assert mode.count == 1, (
-        f"The scale is frozen, and the backward multiplies {mode.count} times."
+            found = gradients(y, given, grad)
+            truths = torch.autograd.grad(wanted, [given[name] for name in found], grad)
+            for name, truth in zip(found, truths, strict=True):
+                compare(f"The gradient of {name}", found[name], truth)
+
+    def work(given):
+        """How many operators the backward calls."""
+        grad = torch.randn_like(given["input"])
+        y = apply(attempt, *given.values())
+        wanted = [t for t in given.values() if t is not None and t.requires_grad]
+        with about("backward"), Calls() as calls:
+            torch.autograd.grad(y, wanted, grad)
+        return len(calls.names)
+
+    given = {"input": normal(4, 3), "scale": normal(3), "shift": normal(3)}
+    for name in given:
+        frozen = given | {name: given[name].detach()}
+        assert work(frozen) < work(given), (
+            f"The {name} is frozen, and the backward does as much as before."
+        )
+    assert work(given | {"shift": None}) < work(given), (
+        "There is no shift, and the backward does as much as before."
     )
-    assert gradgradcheck(attempt.apply, (input, scale, shift), raise_exception=False), (
-        "gradgradcheck fails."
-    )
+    passes(gradgradcheck, attempt.apply, tuple(given.values()))
 
 
 report(check, Scale)

@@ -20,11 +20,12 @@ import sys
 
 import matplotlib.pyplot as plt
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.autograd import gradcheck, gradgradcheck
 from torch.utils import cpp_extension
 
 import linear_extension
-from exercise import ROOT, report
+from exercise import ROOT, about, report, returned, size
 from linear_extension import ops
 
 torch.manual_seed(0)
@@ -203,23 +204,25 @@ def pairwise(x, y):
 
 
 def check(attempt):
-    for n, m, d, batch in ((3, 4, 2, ()), (3, 3, 2, (5,)), (1, 2, 0, (2, 3))):
-        for dtype in (torch.float, torch.bfloat16, torch.double):
-            given = [torch.randn(*batch, size, d).to(dtype) for size in (n, m)]
-            real = pairwise(*given)
-            fake = attempt(*(t.to("meta") for t in given))
-            kind = f"x {tuple(given[0].shape)}, y {tuple(given[1].shape)}, {dtype}"
-            assert isinstance(fake, torch.Tensor), f"{kind}: not a tensor."
-            assert fake.shape == real.shape, (
-                f"{kind}: {tuple(fake.shape)} is not its shape."
-            )
-            assert fake.dtype == real.dtype, f"{kind}: {fake.dtype} is not its dtype."
-            assert fake.is_meta, (
-                f"{kind}: it is on {fake.device}, and its inputs are not."
-            )
-            assert fake.stride() == real.stride(), (
-                f"{kind}: {fake.stride()} are not its strides."
-            )
+    for turn in range(12):
+        n, m, d = size(1, 4), size(1, 4), size(0, 3)
+        batch = [size(1, 3) for _ in range(size(0, 2))]
+        dtype = (torch.float, torch.bfloat16, torch.double)[turn % 3]
+        given = [torch.randn(*batch, rows, d).to(dtype) for rows in (n, m)]
+        real = pairwise(*given)
+        kind = f"x {tuple(given[0].shape)}, y {tuple(given[1].shape)}, {dtype}"
+        for device in ("meta", "cpu"):  # the second as a compiler has it, without data
+            with FakeTensorMode() as mode, about(f"{kind}, {device}"):
+                inputs = [mode.from_tensor(t).to(device) for t in given]
+                fake = attempt(*inputs)
+                returned(fake, torch.Tensor, "pairwise_fake")
+                for form in ("shape", "dtype", "device"):
+                    ours = getattr(fake, form)
+                    theirs = getattr(inputs[0] if form == "device" else real, form)
+                    assert ours == theirs, f"The {form} is {ours}, not {theirs}."
+                assert fake.stride() == real.stride(), (
+                    f"The strides are {fake.stride()}, not {real.stride()}."
+                )
 
 
 report(check, pairwise_fake)

@@ -16,7 +16,7 @@ import torch
 from torch.autograd import gradcheck
 
 import linear_extension
-from exercise import ROOT, report
+from exercise import ROOT, about, parts, report, returned, size
 
 torch.manual_seed(0)
 
@@ -133,8 +133,9 @@ assert bandwidth * 16 / 4 < peak < bandwidth * 64 / 4
 # Exercise
 # --------
 # Write the arithmetic of such a launch: how many blocks, and which entry of C (rows,
-# columns) belongs to a thread. Blocks are numbered in one dimension, along the rows
-# of tiles. A thread with no entry gets None. A solution is in
+# columns) belongs to a thread. Blocks are numbered in one dimension, along the rows of
+# tiles, so that block 1 is on the right of block 0. A thread with no entry gets None. A
+# solution is in
 # :download:`course/solutions/11_cuda.py </../course/solutions/11_cuda.py>`.
 
 
@@ -144,30 +145,33 @@ def launch(rows, columns, tile):
 
 
 def check(attempt):
-    for rows, columns, tile in ((4, 4, 2), (5, 3, 2), (1, 7, 4), (3, 8, 4), (0, 5, 4)):
-        blocks, entry = attempt(rows, columns, tile)
-        kind = f"rows {rows}, columns {columns}, tile {tile}"
-        fewest = -(-rows // tile) * -(-columns // tile)
-        assert blocks == fewest, f"{kind}: {blocks} blocks, where {fewest} are needed."
-        found = [entry(b, t) for b in range(blocks) for t in range(tile * tile)]
-        entries = [e for e in found if e is not None]
-        beyond = [e for e in entries if not (0 <= e[0] < rows and 0 <= e[1] < columns)]
-        assert not beyond, f"{kind}: {beyond[0]} is outside of C."
-        assert len(set(entries)) == len(entries), (
-            f"{kind}: two threads have the same entry."
-        )
-        assert len(entries) == rows * columns, f"{kind}: some entry has no thread."
-        for block in range(blocks):
-            own = [e for t in range(tile * tile) if (e := entry(block, t)) is not None]
-            for axis in (0, 1):
-                tiles = {e[axis] // tile for e in own}
-                assert len(tiles) == 1, f"{kind}: a block's entries are not one tile."
-        if columns >= tile and rows:
-            first = [entry(0, t) for t in range(tile)]
-            together = [(0, i) for i in range(tile)]
-            assert first == together, (
-                f"{kind}: neighbouring threads read far apart: {first}."
-            )
+    drawn = [(size(1, 9), size(1, 9), size(1, 4)) for _ in range(10)]
+    for rows, columns, tile in ((5, 3, 2), (0, 5, 4), (4, 8, 4), *drawn):
+        with about(f"rows {rows}, columns {columns}, tile {tile}"):
+            found = parts(attempt(rows, columns, tile), ["blocks", "entry"], "launch")
+            blocks, entry = found["blocks"], found["entry"]
+            returned(blocks, int, "launch, for the number of blocks,")
+            across = -(-columns // tile)
+            fewest = -(-rows // tile) * across
+            assert blocks == fewest, f"{blocks} blocks, where {fewest} are needed."
+            made = [[entry(b, t) for t in range(tile * tile)] for b in range(blocks)]
+            entries = [e for own in made for e in own if e is not None]
+            for row, column in entries:
+                inside = 0 <= row < rows and 0 <= column < columns
+                assert inside, f"{(row, column)} is outside of C."
+            assert len({*entries}) == len(entries), "Two threads have the same entry."
+            assert len(entries) == rows * columns, "Some entry has no thread."
+            for block, own in enumerate(made):
+                tiles = {(e[0] // tile, e[1] // tile) for e in own if e is not None}
+                assert len(tiles) == 1, "A block's entries are not one tile."
+                assert tiles == {divmod(block, across)}, (
+                    f"Block {block} has the tile {tiles.pop()}, not {divmod(block, across)}."
+                )
+            if columns >= tile and rows:
+                first = [entry(0, thread) for thread in range(tile)]
+                assert first == [(0, i) for i in range(tile)], (
+                    f"Neighbouring threads read far apart: {first}."
+                )
 
 
 report(check, launch)

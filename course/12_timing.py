@@ -11,7 +11,7 @@ import torch
 import torch.utils.benchmark as benchmark
 from torch.autograd import Function, gradcheck, gradgradcheck
 
-from exercise import report
+from exercise import report, returned, size
 from linear_extension import linear as cpp_operator
 from linear_extension import linear_cpp_function as cpp_function
 
@@ -111,14 +111,14 @@ def measure(shape, rounds=5):
     return {name: medians["F.linear"] / median for name, median in medians.items()}
 
 
-ratios = {size: measure(shape) for size, shape in SHAPES.items()}
-for size, of in ratios.items():
-    print(f"{size:8}", {name: round(ratio, 2) for name, ratio in of.items()})
+ratios = {name: measure(shape) for name, shape in SHAPES.items()}
+for shape, of in ratios.items():
+    print(f"{shape:8}", {name: round(ratio, 2) for name, ratio in of.items()})
 
 figure, axes = plt.subplots(figsize=(7, 3.6))
 for place, name in enumerate(CONTENDERS):
     xs = [i + 0.2 * (place - 1.5) for i in range(len(SHAPES))]
-    axes.bar(xs, [ratios[size][name] for size in SHAPES], width=0.18, label=name)
+    axes.bar(xs, [ratios[shape][name] for shape in SHAPES], width=0.18, label=name)
 axes.set_xticks(
     range(len(SHAPES)), [f"{k}\n{v}" for k, v in SHAPES.items()], fontsize=8
 )
@@ -176,6 +176,7 @@ class Machine:
 
     def __init__(self, wears, hiccups):
         self.now, self.calls, self.wears, self.hiccups = 0.0, 0, wears, hiccups
+        self.first = size(0, 13)
 
     def clock(self):
         return self.now
@@ -184,9 +185,8 @@ class Machine:
         def run():
             self.calls += 1
             slow = 1 + self.wears * self.calls
-            self.now += (
-                cost * slow * (100 if self.hiccups and self.calls % 14 == 5 else 1)
-            )
+            hiccup = self.hiccups and self.calls % 14 == self.first
+            self.now += cost * slow * (100 if hiccup else 1)
 
         return run
 
@@ -202,10 +202,11 @@ def check(attempt):
         (0, True, "on a machine with hiccups: a mean is not robust"),
         (0.05, True, "on a machine with both"),
     ):
-        for ratio in (1.0, 2.0, 0.5):
-            machine = Machine(wears, hiccups)
-            f, g = machine.program(1.0), machine.program(ratio)
+        for ratio in (2.0, 0.5, 1.0, 2 ** (size(-20, 20) / 10)):
+            machine, unit = Machine(wears, hiccups), size(1, 5)
+            f, g = machine.program(unit), machine.program(ratio * unit)
             found = attempt(f, g, machine.clock)
+            returned(found, (float, int), "times_as_fast")
             assert machine.calls >= 10, "Too few calls for a measurement."
             close = abs(found / ratio - 1) < 0.1
             assert close, f"{found:.2f} instead of {ratio:.2f} {what}."

@@ -56,7 +56,7 @@ import matplotlib.pyplot as plt
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
-from exercise import ROOT, report
+from exercise import ROOT, about, gradients, parts, report
 
 sys.path.insert(0, str(ROOT / "test"))
 from attn_function import Attn, attn_reference  # noqa: E402
@@ -278,8 +278,9 @@ assert found_by("Shifted") == {
 # Exercise
 # --------
 # Break it yourself: a Function for ``attn`` whose values and first gradients pass
-# gradcheck, and whose *second* ones do not. Another way than ``SavesNumbers``. A
-# solution is in
+# gradcheck, and whose *second* ones, of one result or of both, do not pass
+# gradgradcheck. Another way than ``SavesNumbers``: its second gradients must be other
+# than those. A solution is in
 # :download:`course/solutions/13_lab.py </../course/solutions/13_lab.py>`.
 
 
@@ -289,21 +290,57 @@ class Subtle(Attn):
         raise NotImplementedError  # your turn
 
 
+def second_gradients(op):
+    """The gradients of <first gradients, drawn> for all that these are made of, None for none."""
+    torch.manual_seed(1)
+    given, results = inputs(), op(*inputs())
+    grads = [torch.randn_like(y).requires_grad_() for y in results]
+    first = torch.autograd.grad(op(*given), given, grads, create_graph=True)
+    drawn = [torch.randn_like(t) for t in given]
+    if not any(t.requires_grad for t in first):
+        return [None] * 5
+    return torch.autograd.grad(first, (*grads, *given), drawn, allow_unused=True)
+
+
+def second_of_both(op):
+    gradgradcheck(op, inputs())
+
+
 def check(attempt):
+    with about("forward"):
+        result = attempt.apply(*inputs())
+    parts(result, ["output", "attn"], "forward")
     try:
         values(attempt.apply)
     except AssertionError:
         raise AssertionError("Its values are wrong: everybody would notice.") from None
+    grads = [torch.randn_like(y) for y in result]
+    gradients(result[0], dict(zip("qkv", inputs(), strict=True)), *grads)
     for suite, what in ((first_only, "first result"), (both, "both results")):
         try:
             suite(attempt.apply)
         except NotImplementedError:
             raise
-        except Exception:
+        except Exception as error:
+            said = str(error).strip().partition("\n")[0]
             raise AssertionError(
-                f"gradcheck of the {what} fails: too easy to find."
+                f"gradcheck of the {what} fails: too easy to find. {said}"
             ) from None
-    assert notices(second, attempt), "gradgradcheck is content: nothing is broken."
+    assert notices(second, attempt) or notices(second_of_both, attempt), (
+        "gradgradcheck is content: nothing is broken."
+    )
+    pairs = zip(
+        second_gradients(attempt.apply),
+        second_gradients(SavesNumbers.apply),
+        strict=True,
+    )
+    alike = all(
+        one is other if one is None or other is None else torch.allclose(one, other)
+        for one, other in pairs
+    )
+    assert not alike, (
+        "Its second gradients are those of SavesNumbers: find another way."
+    )
 
 
 report(check, Subtle)

@@ -9,6 +9,7 @@ run, and this lesson does the rest, in ``build/course/log_cosh``: the first time
 takes about two minutes.
 """
 
+import ast
 import os
 import re
 import shutil
@@ -19,7 +20,7 @@ import matplotlib.pyplot as plt
 import torch
 import yaml
 
-from exercise import ROOT, report
+from exercise import ROOT, about, compare, report, returned
 
 MINE = ROOT / "build" / "course" / "log_cosh"
 
@@ -261,40 +262,85 @@ def entry():
     raise NotImplementedError  # your turn
 
 
+OF_BOTH_LANGUAGES = (
+    *(ast.Expression, ast.BinOp, ast.UnaryOp, ast.Call, ast.Attribute, ast.Name),
+    *(
+        ast.Load,
+        ast.Constant,
+        ast.Add,
+        ast.Sub,
+        ast.Mult,
+        ast.Div,
+        ast.USub,
+        ast.Compare,
+    ),
+    *(ast.Lt, ast.Gt, ast.LtE, ast.GtE),
+)
+
+
+def refuse_what_only_python_knows(formula):
+    """The generator pastes a formula into C++: there it has to mean the same."""
+    tree = ast.parse(formula.strip(), mode="eval")
+    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    for node in ast.walk(tree):
+        text = ast.unparse(node) if isinstance(node, ast.expr) else type(node).__name__
+        known = isinstance(node, OF_BOTH_LANGUAGES)
+        if isinstance(node, ast.Constant):
+            known = type(node.value) in (int, float)
+        elif isinstance(node, ast.Name):
+            known = node.id in ("grad", "a", "b", "result")
+        elif isinstance(
+            node, ast.Attribute
+        ):  # a method, and one of a tensor in C++ too
+            known = id(node) in called and hasattr(torch.ops.aten, node.attr)
+        elif isinstance(node, ast.Call):
+            known = isinstance(node.func, ast.Attribute) and not node.keywords
+        elif isinstance(node, ast.Compare):
+            known = len(node.ops) == 1
+        assert known, (
+            f"C++ does not know {text}: write methods of tensors, and + - * /."
+        )
+        whole = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)
+        sides = (node.left, node.right) if whole else ()
+        whole = whole and all(type(getattr(s, "value", None)) is int for s in sides)
+        assert not whole, f"{text} is a division of whole numbers in C++."
+
+
 def check(attempt):
     from torchgen.model import FunctionSchema
 
-    given = yaml.safe_load(yaml.safe_dump(attempt()))
+    given = returned(yaml.safe_load(yaml.safe_dump(attempt())), dict, "entry")
+    assert isinstance(given.get("name"), str), "The entry has no name: the schema."
     try:
         schema = FunctionSchema.parse(given["name"])
     except (AssertionError, RuntimeError, ValueError) as error:
         raise AssertionError(
             f"PyTorch's parser does not take the schema: {error}"
         ) from None
-    assert [a.name for a in schema.arguments.flat_non_out] == ["a", "b"], (
-        "It takes a and b."
+    assert str(schema.name) == "log_add", f"It is called {schema.name}, not log_add."
+    arguments = [str(a) for a in schema.arguments.flat_non_out]
+    assert arguments == ["Tensor a", "Tensor b"] and not schema.arguments.out, (
+        f"It takes {', '.join(map(str, schema.arguments.flat_all))}, not Tensor a, Tensor b."
     )
     assert [str(r.type) for r in schema.returns] == ["Tensor"], "It returns a Tensor."
     for name in "ab":
-        assert name in given, f"There is no formula for {name}."
-    a = torch.tensor(
-        [0.0, -2.0, 3.0, 1000.0, -1000.0], dtype=torch.double, requires_grad=True
-    )
-    b = torch.tensor(
-        [0.0, 1.0, 2.5, -1000.0, 1000.0], dtype=torch.double, requires_grad=True
-    )
+        assert isinstance(given.get(name), str), f"There is no formula for {name}."
+        with about(f"the formula for {name}"):
+            refuse_what_only_python_knows(given[name])
+    ends = torch.tensor([[0.0, 1000, -1000, 1000], [0, -1000, 1000, 1000]])
+    a, b = (torch.cat([end.double(), torch.randn(20).double()]) for end in ends)
+    a.requires_grad_(), b.requires_grad_()
     result = torch.logaddexp(a, b)
-    grad = torch.randn(5, dtype=torch.double)
+    grad = torch.randn_like(a)
     truths = torch.autograd.grad(result, (a, b), grad)
     names = {"grad": grad, "a": a.detach(), "b": b.detach(), "result": result.detach()}
     for name, truth in zip("ab", truths, strict=True):
-        found = eval(given[name], {}, names)
-        assert found.isfinite().all(), (
-            f"The gradient of {name} is not finite: {found.tolist()}."
+        with about(f"the formula for {name}"):
+            found = eval(given[name].strip(), {}, names)
+        assert isinstance(found, torch.Tensor) and found.isfinite().all(), (
+            f"The gradient of {name} is not finite: {found}."
         )
-        assert torch.allclose(found, truth), (
-            f"The gradient of {name} is wrong: {found.tolist()}."
-        )
+        compare(f"The gradient of {name}", found, truth)
 
 
 report(check, entry)

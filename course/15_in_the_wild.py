@@ -17,7 +17,7 @@ import torch
 import torchgen
 import yaml
 
-from exercise import report
+from exercise import about, report, returned, size
 
 TORCH = Path(torch.__file__).parent
 
@@ -167,24 +167,28 @@ def kind(operator, *args):
 
 def check(attempt):
     aten = torch.ops.aten
-    x, square = torch.rand(3, 4), torch.rand(3, 3)
+    rows, columns = size(2, 4), size(2, 4)
+    x, square = torch.rand(rows, columns), torch.rand(rows, rows)
     cases = [
         ("composite", aten.narrow.default, (x, 0, 0, 2)),
         ("composite", aten.kron.default, (x, square)),
+        ("composite", aten.einsum.default, ("ij,jk", [square, x])),
         ("formula", aten.sin.default, (x,)),
         ("formula", aten.mm.default, (square, x)),
         ("formula", aten.attn.default, (x, x, x)),
-        ("formula", aten.embedding.default, (x, torch.tensor([0, 2]))),
+        ("formula", aten.sort.default, (x,)),
+        ("formula", aten.embedding.default, (x, torch.tensor([0, rows - 1]))),
         ("none", aten.eq.Tensor, (x, x)),
         ("none", aten.argmax.default, (x,)),
         ("none", aten.zeros_like.default, (x,)),
     ]
     for wanted, operator, args in cases:
-        found = attempt(operator, *args)
-        assert found == wanted, f"{operator}: {wanted}, not {found}."
-        assert not any(t.requires_grad for t in (x, square)), (
-            f"{operator}: the caller's tensors changed."
-        )
+        with about(str(operator)):
+            found = returned(attempt(operator, *args), str, "kind")
+            assert found == wanted, f"{wanted}, not {found}."
+            assert not any(t.requires_grad for t in (x, square)), (
+                "the caller's tensors changed."
+            )
 
 
 report(check, kind)

@@ -1,10 +1,20 @@
-"""What every lesson ends with: an attempt at its exercise, put before the lesson's checker."""
+"""What every lesson ends with: an attempt at its exercise, put before the lesson's checker.
+
+A checker draws its inputs and looks at what an attempt does with them, not at how it is written.
+"""
 
 from __future__ import annotations
 
+import os
+import time
 import traceback
 from collections.abc import Callable
+from contextlib import contextmanager
 from pathlib import Path
+
+import torch
+from torch.autograd.function import BackwardCFunction
+from torch.utils._python_dispatch import TorchDispatchMode
 
 ROOT = Path(__file__).resolve().parents[1]  # where aten/, test/, fork/ are
 
@@ -17,14 +27,165 @@ def report(check: Callable[..., None], attempt: Callable) -> None:
         attempt: a function or a class of the reader's; while it raises a NotImplementedError,
             nothing is wrong.
     """
+    seed = int(os.environ.get("SEED") or time.time_ns() % 1_000_000)
+    torch.manual_seed(seed)
+    again = f"(With SEED={seed} in the environment, the inputs are drawn again.)"
     try:
         check(attempt)
     except NotImplementedError:
         print(f"Exercise: to do. Fill in `{attempt.__name__}` and run this file again.")
     except AssertionError as error:
-        print(f"Exercise: not yet. {error}")
-    except Exception as error:  # in the attempt: the reader wants to know the line
+        if (
+            error.__cause__
+        ):  # an error in the attempt: the reader wants to know the line
+            traceback.print_exception(error.__cause__)
+        print(f"Exercise: not yet. {error} {again}")
+    except Exception as error:
         traceback.print_exc()
-        print(f"Exercise: not yet. {type(error).__name__}: {error}")
+        print(f"Exercise: not yet. {type(error).__name__}: {error} {again}")
     else:
         print("Exercise: solved.")
+
+
+def size(low: int, high: int) -> int:
+    """A drawn number from `low` to `high`, both included."""
+    return torch.randint(low, high + 1, ()).item()
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.double) -> torch.Tensor:
+    """A drawn tensor that requires grad."""
+    return torch.randn(shape, dtype=dtype, requires_grad=True)
+
+
+@contextmanager
+def about(what: str):
+    """Says of which input or method it is what is found wrong inside, or raised there."""
+    try:
+        yield
+    except NotImplementedError:
+        raise
+    except AssertionError as error:
+        raise AssertionError(f"{what}: {error}") from error.__cause__
+    except Exception as error:
+        raise AssertionError(f"{what}: {type(error).__name__}: {error}") from error
+
+
+def returned(value, kind: type | tuple, what: str):
+    """`value`, which `what` returns, if it is of that kind: None is a forgotten return."""
+    assert value is not None, f"{what} returns None: is its `return` forgotten?"
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    names = " or ".join(k.__name__ for k in kinds)
+    assert isinstance(value, kinds), (
+        f"{what} returns {type(value).__name__}, where {names} is expected."
+    )
+    return value
+
+
+def parts(value, names: list[str], what: str) -> dict:
+    """What `what` returns, one for each of `names`, by name."""
+    if not isinstance(value, (tuple, list)):
+        value = (value if len(names) == 1 else returned(value, object, what),)
+    given, more = value[: len(names)], value[len(names) :]
+    whole = len(given) == len(names) and all(one is None for one in more)
+    assert whole, f"{what} returns {len(value)} for {len(names)}: {', '.join(names)}."
+    return dict(zip(names, given, strict=True))
+
+
+def compare(
+    what: str, found, wanted: torch.Tensor, rtol: float = 1e-9, atol: float = 1e-12
+) -> None:
+    """Refuses a result or a gradient that is no tensor, of another form, or wrong."""
+    assert found is not None, f"{what} is None: is a `return` forgotten?"
+    assert isinstance(found, torch.Tensor), f"{what} is {found!r}: that is no tensor."
+    for form in ("shape", "dtype"):
+        ours, theirs = (getattr(t, form) for t in (found, wanted))
+        if form == "shape":
+            ours, theirs = tuple(ours), tuple(theirs)
+        assert ours == theirs, f"{what} has the {form} {ours}, not {theirs}."
+    close = torch.allclose(found, wanted, rtol, atol, equal_nan=True)
+    assert close, f"{what} is wrong."
+
+
+def apply(attempt, *inputs):
+    """The result of `attempt`, a Function: a tensor, or a tuple if it has more than one."""
+    with about("forward"):
+        result = attempt.apply(*inputs)
+    return returned(result, (torch.Tensor, tuple), "forward")
+
+
+def by_a_function(result: torch.Tensor) -> bool:
+    """Whether a Function made it: one in Python."""
+    return isinstance(result.grad_fn, BackwardCFunction)
+
+
+def gradients(result, inputs: dict, *grads) -> dict:
+    """The gradients of the tensors among `inputs` that require grad, by name.
+
+    A Function's backward is called itself, so that we see what autograd would put right.
+
+    Args:
+        result: what the Function returned; the first, if there are more.
+        inputs: all that it was given, by name.
+        grads: the gradient of each result.
+    """
+    assert result.requires_grad, (
+        "The result does not require grad: is forward a Function's?"
+    )
+    wants = {
+        name: given
+        for name, given in inputs.items()
+        if isinstance(given, torch.Tensor) and given.requires_grad
+    }
+    if by_a_function(result):
+        backward = type(result.grad_fn)._forward_cls.backward
+        with about("backward"), torch.no_grad():
+            found = backward(result.grad_fn, *grads)
+        assert not isinstance(found, list), "backward returns a list: return a tuple."
+        found = parts(found, list(inputs), "backward")
+        for name in inputs:
+            assert isinstance(inputs[name], torch.Tensor) or found[name] is None, (
+                f"The gradient of {name}, which is no tensor, has to be None."
+            )
+    else:
+        found = torch.autograd.grad(result, list(wants.values()), *grads)
+        found = dict(zip(wants, found, strict=True))
+    for name, given in wants.items():
+        grad = found[name]
+        what = f"The gradient of {name}"
+        assert isinstance(grad, torch.Tensor), (
+            f"{what} is {grad!r}: is it forgotten in backward's `return`?"
+        )
+        shapes = f"{tuple(grad.shape)}, not {tuple(given.shape)}"
+        assert grad.shape == given.shape, f"{what} has the shape {shapes}."
+    return {name: found[name] for name in wants}
+
+
+def passes(test: Callable, function: Callable, inputs) -> None:
+    """Refuses what `test`, gradcheck or gradgradcheck, refuses, with the first line of it."""
+    try:
+        test(function, inputs)
+    except NotImplementedError:
+        raise
+    except Exception as error:
+        said = str(error).strip().partition("\n")[0]
+        raise AssertionError(f"{test.__name__} fails: {said}") from None
+
+
+class Calls(TorchDispatchMode):
+    """The operators that are called inside, as `names`; what only copies or views is left out."""
+
+    LEFT_OUT = (
+        *("alias", "as_strided", "clone", "_to_copy", "detach", "empty", "empty_like"),
+        *("expand", "lift_fresh", "permute", "select", "slice", "squeeze", "t"),
+        *("transpose", "unsqueeze", "_unsafe_view", "view"),
+    )
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        if name not in self.LEFT_OUT:
+            self.names.append(name)
+        return func(*args, **(kwargs or {}))

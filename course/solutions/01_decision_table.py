@@ -48,6 +48,6 @@ class Detached:
 solution = Arctan
 MISTAKES = {
     NumpyInBackward: "The gradient has no graph",
-    ForgetsTheChain: "The gradient is wrong",
+    ForgetsTheChain: "The gradient of x is wrong",
     Detached: "The result does not require grad",
 }

@@ -25,6 +25,6 @@ def without_the_chain(grad, u, a, v):
 solution = bilinear_backward
 MISTAKES = {
     turned_around: "The gradient of a has the shape",
-    not_conjugated: "The gradient of u is wrong (complex)",
-    without_the_chain: "The gradient of u is wrong (real)",
+    not_conjugated: "complex: The gradient of u is wrong",
+    without_the_chain: "real: The gradient of u is wrong",
 }

@@ -44,6 +44,6 @@ class OverflowsInBackward(LogSigmoid):
 solution = LogSigmoid
 MISTAKES = {
     Overflows: "Not finite at [-1000.0]",
-    Cancels: "A wrong gradient.",
+    Cancels: "The gradient of x is wrong.",
     OverflowsInBackward: "The gradient is not finite at [-1000.0]",
 }

@@ -60,8 +60,8 @@ class PassesAll(KillTail):
 
 solution = KillTail
 MISTAKES = {
-    NegativeIndex: "n = 0: what is no tail was changed.",
+    NegativeIndex: "n = 0: What is no tail was changed.",
     InPlace: "The input was changed.",
     ChangesTheGradient: "The gradient that came in was changed.",
-    PassesAll: "n = 1: a gradient comes back from the tail.",
+    PassesAll: "A gradient comes back from the tail: it is not 0.",
 }

@@ -52,7 +52,7 @@ class EitherOr(SinCos):
 
 solution = SinCos
 MISTAKES = {
-    Materialized: "zeros were made for the other.",
-    TakesTensors: "Only sin is used: unsupported operand",
-    EitherOr: "Both are used: a wrong gradient.",
+    Materialized: "only sin is used: Zeros were made for the other.",
+    TakesTensors: "only sin is used: TypeError: unsupported operand",
+    EitherOr: "both are used: The gradient of x is wrong.",
 }

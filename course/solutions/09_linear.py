@@ -58,7 +58,7 @@ class SavesTheShift(Scale):
 
 solution = Scale
 MISTAKES = {
-    FirstDimensionOnly: "the gradient of the scale has the shape (4, 3).",
-    Everything: "The scale is frozen, and the backward multiplies 2 times.",
-    SavesTheShift: "no shift: unsupported operand",
+    FirstDimensionOnly: "The gradient of scale has the shape",
+    Everything: "The input is frozen, and the backward does as much as before.",
+    SavesTheShift: "no shift: backward: TypeError: unsupported operand",
 }

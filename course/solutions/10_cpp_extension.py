@@ -26,7 +26,7 @@ def for_matrices(x, y):
 
 solution = pairwise_fake
 MISTAKES = {
-    on_the_cpu: "it is on cpu",
-    of_the_inputs_dtype: "torch.bfloat16 is not its dtype.",
-    for_matrices: "(5, 5) is not its shape.",
+    on_the_cpu: "The device is cpu, not meta.",
+    of_the_inputs_dtype: "The dtype is torch.bfloat16, not torch.float32.",
+    for_matrices: "The shape is",
 }

@@ -67,5 +67,5 @@ solution = launch
 MISTAKES = {
     rounds_down: "rows 5, columns 3, tile 2: 2 blocks, where 6 are needed.",
     without_the_edge: "is outside of C.",
-    along_columns: "neighbouring threads read far apart",
+    along_columns: "Neighbouring threads read far apart",
 }
