@@ -303,7 +303,8 @@ def check(attempt):
 
     def verdict(function, x, y):
         before = x.detach().clone(), y.detach().clone()
-        found = attempt(function, x, y)
+        with about("two_inputs_gradcheck"):
+            found = attempt(function, x, y)
         found = returned(found, (bool, torch.Tensor), "two_inputs_gradcheck")
         assert torch.equal(x, before[0]) and torch.equal(y, before[1]), (
             "The inputs were changed."

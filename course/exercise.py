@@ -24,16 +24,14 @@ def report(check: Callable[..., None], attempt: Callable) -> None:
 
     Args:
         check: called with `attempt`; raises an AssertionError that says what is wrong.
-        attempt: a function or a class of the reader's; while it raises a NotImplementedError,
-            nothing is wrong.
+        attempt: a function or a class of the reader's; while it raises a NotImplementedError
+            without a message, nothing is wrong.
     """
     seed = int(os.environ.get("SEED") or time.time_ns() % 1_000_000)
     torch.manual_seed(seed)
     again = f"(With SEED={seed} in the environment, the inputs are drawn again.)"
     try:
         check(attempt)
-    except NotImplementedError:
-        print(f"Exercise: to do. Fill in `{attempt.__name__}` and run this file again.")
     except AssertionError as error:
         if (
             error.__cause__
@@ -41,10 +39,20 @@ def report(check: Callable[..., None], attempt: Callable) -> None:
             traceback.print_exception(error.__cause__)
         print(f"Exercise: not yet. {error} {again}")
     except Exception as error:
-        traceback.print_exc()
-        print(f"Exercise: not yet. {type(error).__name__}: {error} {again}")
+        if to_do(error):
+            print(
+                f"Exercise: to do. Fill in `{attempt.__name__}` and run this file again."
+            )
+        else:
+            traceback.print_exc()
+            print(f"Exercise: not yet. {type(error).__name__}: {error} {again}")
     else:
         print("Exercise: solved.")
+
+
+def to_do(error: Exception) -> bool:
+    """Whether it is the exercise's own; torch's NotImplementedErrors have a message."""
+    return isinstance(error, NotImplementedError) and not error.args
 
 
 def size(low: int, high: int) -> int:
@@ -62,12 +70,17 @@ def about(what: str):
     """Says of which input or method it is what is found wrong inside, or raised there."""
     try:
         yield
-    except NotImplementedError:
-        raise
     except AssertionError as error:
         raise AssertionError(f"{what}: {error}") from error.__cause__
     except Exception as error:
-        raise AssertionError(f"{what}: {type(error).__name__}: {error}") from error
+        if to_do(error):
+            raise
+        said = f"{type(error).__name__}: {first_line(error)}"
+        raise AssertionError(f"{what}: {said}") from error
+
+
+def first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
 
 
 def returned(value, kind: type | tuple, what: str):
@@ -164,11 +177,10 @@ def passes(test: Callable, function: Callable, inputs) -> None:
     """Refuses what `test`, gradcheck or gradgradcheck, refuses, with the first line of it."""
     try:
         test(function, inputs)
-    except NotImplementedError:
-        raise
     except Exception as error:
-        said = str(error).strip().partition("\n")[0]
-        raise AssertionError(f"{test.__name__} fails: {said}") from None
+        if to_do(error):
+            raise
+        raise AssertionError(f"{test.__name__} fails: {first_line(error)}") from error
 
 
 class Calls(TorchDispatchMode):

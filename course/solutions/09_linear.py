@@ -59,6 +59,6 @@ class SavesTheShift(Scale):
 solution = Scale
 MISTAKES = {
     FirstDimensionOnly: "The gradient of scale has the shape",
-    Everything: "The input is frozen, and the backward does as much as before.",
+    Everything: "The gradient of shift, which is no tensor, has to be None.",
     SavesTheShift: "no shift: backward: TypeError: unsupported operand",
 }

@@ -45,6 +45,6 @@ class AlreadyTheValues(Frozen):
 solution = Frozen
 MISTAKES = {
     NothingBroken: "gradgradcheck is content",
-    TooMuchBroken: "gradcheck of the first result fails",
+    TooMuchBroken: "gradcheck of the first result fails, which is too easy",
     AlreadyTheValues: "Its values are wrong",
 }

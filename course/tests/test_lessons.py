@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import os
 import re
 import runpy
+import time
 from pathlib import Path
 
 import matplotlib
 import pytest
 import torch
+from attempts import RIGHT, WRONG
 
 matplotlib.use("agg")
 
@@ -26,10 +29,12 @@ SOLUTIONS = {
 def ran(lesson):
     """The names that a lesson defines, and what it prints, run as a script."""
     said, threads = io.StringIO(), torch.get_num_threads()
+    state = torch.get_rng_state()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
         patch.syspath_prepend(str(COURSE))
         names = runpy.run_path(str(COURSE / f"{lesson}.py"), run_name="__main__")
     torch.set_num_threads(threads)
+    torch.set_rng_state(state)
     return names, said.getvalue()
 
 
@@ -55,11 +60,32 @@ class Lesson:
     def test_two_mistakes_at_least(self):
         assert len(SOLUTIONS[self.lesson]["MISTAKES"]) >= 2
 
+    def test_a_wrong_attempt(self, wrong):
+        attempt, wanted = WRONG[int(self.lesson[:2])][wrong]
+        with pytest.raises(AssertionError, match=re.escape(wanted)):
+            ran(self.lesson)[0]["check"](attempt)
+
+    def test_a_right_attempt(self, right):
+        ran(self.lesson)[0]["check"](RIGHT[int(self.lesson[:2])][right])
+
 
 def pytest_generate_tests(metafunc):
-    if "mistake" in metafunc.fixturenames:
+    """Of each lesson: its mistakes, and the other attempts at its exercise."""
+    names = metafunc.fixturenames
+    if "mistake" in names:
         mistakes = SOLUTIONS[metafunc.cls.lesson]["MISTAKES"]
         metafunc.parametrize("mistake", mistakes, ids=lambda mistake: mistake.__name__)
+    for name, attempts in (("wrong", WRONG), ("right", RIGHT)):
+        if name in names:
+            metafunc.parametrize(name, attempts[int(metafunc.cls.lesson[:2])])
+
+
+@pytest.fixture(autouse=True)
+def drawn():
+    """The checkers draw their inputs; with SEED in the environment, the same ones again."""
+    seed = int(os.environ.get("SEED") or time.time_ns() % 1_000_000)
+    print(f"SEED={seed}")
+    torch.manual_seed(seed)
 
 
 for file in reversed(LESSONS):  # the long ones are among the last
