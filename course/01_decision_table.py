@@ -15,18 +15,18 @@ write? It depends on two things: **where** the function will live, and at what
      - out of tensor operations
      - by a third-party library
      - on the raw data pointer
-   * - outside PyTorch
-     - :ref:`composite <cell-outside-tensor>`
-     - :ref:`Function <cell-outside-library>`
-     - :ref:`Function <cell-outside-pointer>`
-   * - in PyTorch, outside ATen
-     - :ref:`composite <cell-inside-tensor>`
-     - :ref:`Function <cell-inside-library>`
-     - :ref:`Function, in C++ <cell-inside-pointer>`
    * - in ATen, a native function
      - :ref:`composite <cell-aten-tensor>`
      - :ref:`derivatives.yaml <cell-aten-library>`
      - :ref:`derivatives.yaml <cell-aten-pointer>`
+   * - in PyTorch, outside ATen
+     - :ref:`composite <cell-inside-tensor>`
+     - :ref:`Function <cell-inside-library>`
+     - :ref:`Function, in C++ <cell-inside-pointer>`
+   * - outside PyTorch
+     - :ref:`composite <cell-outside-tensor>`
+     - :ref:`Function <cell-outside-library>`
+     - :ref:`Function <cell-outside-pointer>`
 
 *Composite* means: not elementary for autograd. Nothing is written for the gradient,
 since autograd follows what is called inside. A *custom Function*
@@ -34,7 +34,7 @@ since autograd follows what is called inside. A *custom Function*
 function elementary: autograd does not look inside, and takes the formula that you
 wrote.
 
-The reason for the whole table is its first row, so that is where we begin: with one
+The reason for the whole table is its last row, so that is where we begin: with one
 function, written at all three levels. It is the versed sine, versin(x) = 1 - cos(x),
 whose derivative is sin(x).
 """
@@ -296,8 +296,8 @@ for ours, theirs, truth in zip(found, plain, wanted, strict=True):
 #
 # In ATen, on the raw pointer: derivatives.yaml
 # ---------------------------------------------
-# Nearly all that is elementary: ``sin``, ``mm``, and ``attn``'s kernel for float and
-# double. ``AttnBackward0`` is generated from our entry in ``derivatives.yaml``,
+# Nearly all that is elementary: ``sin``, ``acos``, ``mm``, and ``attn``'s kernel for
+# float and double. ``AttnBackward0`` is generated from our entry in ``derivatives.yaml``,
 # :doc:`commit 4 </generated/stack/04-explicit-op>`.
 
 q, k, v = (

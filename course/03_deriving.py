@@ -54,7 +54,23 @@ assert not torch.allclose(
 )  # without conj it is another number
 
 # %%
-# mm -- :math:`Y = AB`, so :math:`dY = dA\,B + A\,dB`. Two rules of the trace do it
+# ``acos`` is the same with a longer derivative, :math:`-1 / \sqrt{1 - x^2}`. This is
+# all of its entry; from it come ``AcosBackward0`` and, by ``auto_element_wise``,
+# forward mode too.
+
+for key, value in ENTRIES["acos"].items():
+    print(f"{key}: {value}")
+x = (2 * torch.rand(5, dtype=torch.double) - 1).requires_grad_()
+grad = torch.randn(5, dtype=torch.double)
+(found,) = torch.autograd.grad(torch.acos(x), x, grad)
+assert torch.allclose(found, -grad / torch.sqrt(1 - x**2))
+assert torch.equal(found, eval(ENTRIES["acos"]["self"], {"grad": grad, "self": x}))
+assert torch.acos(x).grad_fn.name() == "AcosBackward0"
+
+# %%
+# mm
+# --
+# :math:`Y = AB`, so :math:`dY = dA\,B + A\,dB`. Two rules of the trace do it
 # all: it is linear, and a product may be turned around in it,
 # :math:`\operatorname{tr}(PQ) = \operatorname{tr}(QP)`.
 #

@@ -2,10 +2,10 @@
 5. KillHead: a custom Function
 ==============================
 
-The lab's first Function. ``KillHead`` takes a matrix and a number n, and returns the
-matrix with its first n columns set to 0. We write it in the form that you find in
-most code, then in today's form, and ask at the end whether it had to be written at
-all.
+``KillHead`` is the first Function of the lecture "Writing an autograd function", which
+comes before the lab. It takes a matrix and a number n, and returns the matrix with its
+first n columns set to 0. We write it in the lecture's form, which you find in most code,
+then in today's form, and ask at the end whether it had to be written at all.
 """
 
 import matplotlib.pyplot as plt
@@ -150,9 +150,9 @@ for kill, has_vmap, compiles in (
 ):
     no_vmap = refusal(torch.vmap(kill.apply, (0, None)), many, 2)
     not_compiled = refusal(compiled(kill), torch.randn(3, 8, requires_grad=True))
-    print(
-        f"{kill.__name__}: vmap: {no_vmap[:60] or 'yes'}; compile: {not_compiled or 'yes'}"
-    )
+    print(f"{kill.__name__}:")
+    print("  vmap:", no_vmap or "yes")
+    print("  compile:", not_compiled or "yes")
     assert (not no_vmap, not not_compiled) == (has_vmap, compiles)
 
 # %%
@@ -186,7 +186,7 @@ def closed_form(first, rest, steps=5):
     return [rest + (first - rest) * (11 / 12) ** (2 * k) for k in range(steps)]
 
 
-x, y = torch.randn(3, 8), torch.randn(3, 8)
+y, x = torch.randn(3, 8), torch.randn(3, 8)
 rest = y[:, :2].square().sum().item() / 24
 for kill in (KillHead, KillHeadModern):
     moved, losses = learn(kill, x, y, 2)
@@ -195,6 +195,9 @@ for kill in (KillHead, KillHeadModern):
     )
     assert torch.equal(moved[:, :2], x[:, :2])  # the head never moves
     assert not torch.equal(moved[:, 2:], x[:, 2:])
+for step, loss in enumerate(losses, 1):
+    print(f"step {step}: loss {loss:.5f}")
+assert losses == sorted(losses, reverse=True) and losses[-1] > rest
 
 figure, axes = plt.subplots(figsize=(6, 3.2))
 _, long = learn(KillHead, x, y, 2, steps=25)

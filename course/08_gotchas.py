@@ -7,6 +7,7 @@ fails, and beside it one that works.
 """
 
 import sys
+import warnings
 
 import matplotlib.pyplot as plt
 import torch
@@ -321,6 +322,49 @@ assert torch.equal(tangent, x.cos())
 assert info.supports_forward_ad and info.supports_fwgrad_bwgrad
 
 # %%
+# In PyTorch itself, ``torch.pdist`` has a formula, and neither forward mode nor a batch
+# rule. This is what you read of such an operator, in your own program and in the suites:
+
+x = torch.randn(2, 4, 3)
+no_jvp = refusal(torch.func.jvp, torch.pdist, (x[0],), (x[1],))
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    torch.vmap(torch.pdist)(x)
+no_batch_rule = str(caught[0].message).split(". ")[0]
+print(no_jvp, no_batch_rule, sep="\n")
+assert "Trying to use forward AD with _pdist_forward that does not support it" in no_jvp
+assert "not yet implemented the batching rule for aten::pdist" in no_batch_rule
+
+# %%
+# The OpInfo has a mark for each, and the suites hold it to its word, both ways:
+#
+# .. list-table::
+#    :header-rows: 1
+#
+#    * - the suites say
+#      - what is wrong
+#      - mark
+#    * - ``Trying to use forward AD with attn that does not support it``
+#      - no formula for forward mode
+#      - ``supports_forward_ad=False``
+#    * - ``Running forward AD for an OP that has does not support it did not raise any error``
+#      - there is one, and the mark is still there
+#      - take ``supports_forward_ad=False`` out
+#    * - ``performance drop because we have not yet implemented the batching rule for aten::attn``
+#      - no batch rule: vmap is a loop
+#      - an expected failure of ``test_op_has_batch_rule``
+#    * - ``Unexpected success``
+#      - an expected failure that does not fail
+#      - take it out
+#
+# An expected failure stands in the OpInfo's ``skips``, with the class and the name of
+# the test, and above it the reason:
+#
+# .. code-block:: python
+#
+#    # attn has no batch rule: vmap falls back to a loop
+#    DecorateInfo(unittest.expectedFailure, "TestVmapOperatorsOpInfo", "test_op_has_batch_rule"),
+#
 # In the stack you can watch it. ``attn`` becomes explicit in commit 4, and owes six
 # things; commits 5 to 13 pay them. At the tip nothing is owed.
 

@@ -15,6 +15,7 @@ By lesson 1's table, a kernel on raw pointers outside PyTorch needs a Function. 
 it has today's form of one.
 """
 
+import re
 import subprocess
 import sys
 
@@ -31,6 +32,38 @@ from linear_extension import ops
 torch.manual_seed(0)
 PACKAGE = ROOT / "course" / "linear_extension"
 
+
+# %%
+# A package
+# ---------
+# Three things make a folder of C++ a module that pip can build. ``pyproject.toml`` says
+# what is needed to build it, PyTorch among it, and what it is called:
+#
+# .. literalinclude:: /../course/linear_extension/pyproject.toml
+#    :language: toml
+#
+# ``setup.py`` says what is compiled. ``CppExtension`` knows PyTorch's headers and
+# libraries, ``CUDAExtension`` those of CUDA too, and ``BuildExtension`` calls the
+# compilers. The library becomes ``linear_extension/_C.abi3.so``: with
+# ``py_limited_api``, one for all versions of Python.
+#
+# .. literalinclude:: /../course/linear_extension/setup.py
+#    :language: python
+#    :start-at: SOURCES
+#
+# And ``linear_extension/__init__.py`` loads it. That is what registers the operators:
+#
+# .. literalinclude:: /../course/linear_extension/linear_extension/__init__.py
+#    :language: python
+#    :start-at: LIBRARY =
+#    :end-before: def linear(
+#
+# ``--no-build-isolation`` in the command above builds against the PyTorch that is
+# installed. Without it pip would fetch another one to build with, and the library would
+# belong to that.
+
+print(linear_extension.LIBRARY.name)
+assert linear_extension.LIBRARY.name == "_C.abi3.so"
 
 # %%
 # The operator is declared
@@ -100,6 +133,43 @@ assert torch.equal(compiled(x, w, b), linear_extension.linear(x, w, b))
 
 exported = torch.export.export(linear_extension.Linear(3, 2), (torch.randn(5, 3),))
 assert "linear_extension.linear" in exported.graph_module.code
+
+# %%
+# Its tests
+# ---------
+# The package has tests of its own. In an environment with the package and pytest, from
+# the repository's root:
+#
+# .. code-block:: sh
+#
+#    python -m pytest course/linear_extension/tests
+#    python -m pytest course/linear_extension/tests/test_linear.py -k gradcheck
+#
+# ``test_linear.py`` is a table of shapes, dtypes and devices, and a test for each thing
+# that an operator promises: values and gradients beside ``F.linear``'s, gradcheck,
+# opcheck, compile, export, batches, threads, errors. An error has a test too, with its
+# words:
+#
+# .. literalinclude:: /../course/linear_extension/tests/test_linear.py
+#    :language: python
+#    :start-at: SHAPES = [
+#    :end-before: def operands
+#
+# .. literalinclude:: /../course/linear_extension/tests/test_linear.py
+#    :language: python
+#    :start-at: BAD = {
+#    :end-before: def test_errors_of_dtypes
+#
+# Here we run a few of them.
+
+few = [PACKAGE / "tests" / "test_linear.py", "-k", "gradcheck or test_errors"]
+done = subprocess.run(
+    [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *few],
+    capture_output=True,
+    text=True,
+)
+print(re.sub(r" in [\d.]+s", "", done.stdout.strip().splitlines()[-1]))
+assert done.returncode == 0, done.stdout + done.stderr
 
 # %%
 # The same as a Function in C++

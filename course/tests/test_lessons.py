@@ -100,12 +100,24 @@ def test_numbered_without_a_gap():
     assert [f.stem for f in LESSONS] == list(SOLUTIONS)
 
 
+def test_the_decision_table_has_one_order():
+    tables = [
+        re.findall(r"^   \* - (in \w+|outside \w+)", file.read_text(), re.M)
+        for file in (COURSE / "GALLERY_HEADER.rst", LESSONS[0])
+    ]
+    assert tables[0] == tables[1] == ["in ATen", "in PyTorch", "outside PyTorch"]
+
+
 @pytest.mark.parametrize(
     ("attempt", "said"),
     [
         (lambda: 1, "Exercise: solved."),
         (lambda: 2, "Exercise: not yet. it is 1"),
         (lambda: 1 // 0, "Exercise: not yet. ZeroDivisionError: "),
+        (
+            lambda: torch.sign(torch.tensor(1j)),
+            "Exercise: not yet. NotImplementedError: ",
+        ),
     ],
 )
 def test_what_the_reader_is_told(capsys, monkeypatch, attempt, said):
