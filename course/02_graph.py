@@ -12,10 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import matplotlib.pyplot as plt
 import torch
 
-from drawing import draw, recorded
+from drawing import draw, plt, recorded
 from exercise import report, returned, size
 
 torch.manual_seed(0)

@@ -9,13 +9,12 @@ measures what a hand-written formula buys.
 
 import sys
 
-import matplotlib.pyplot as plt
 import torch
 import torch.utils.benchmark as benchmark
 from torch.autograd import Function, gradcheck, gradgradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from drawing import recorded
+from drawing import plt, recorded
 from exercise import (
     ROOT,
     about,

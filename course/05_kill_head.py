@@ -8,10 +8,10 @@ first n columns set to 0. We write it in the lecture's form, which you find in m
 then in today's form, and ask at the end whether it had to be written at all.
 """
 
-import matplotlib.pyplot as plt
 import torch
 from torch.autograd import Function, gradcheck, gradgradcheck
 
+from drawing import plt
 from exercise import (
     about,
     apply,

@@ -6,10 +6,10 @@ One small function, :math:`f(u, v) = |u v|`, and nearly all that can happen to a
 elementwise backward.
 """
 
-import matplotlib.pyplot as plt
 import torch
 from torch.autograd import Function, gradcheck, gradgradcheck
 
+from drawing import plt
 from exercise import about, apply, compare, gradients, normal, passes, report, size
 
 torch.manual_seed(0)

@@ -10,13 +10,12 @@ We build the three for a linear layer, :math:`Y = X W^\top + b`, beside PyTorch'
 import inspect
 import math
 
-import matplotlib.pyplot as plt
 import torch
 from torch import nn
 from torch.autograd import Function, gradcheck, gradgradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from drawing import draw
+from drawing import draw, plt
 from exercise import (
     Calls,
     about,

@@ -12,20 +12,21 @@ by hand, in any environment that has PyTorch, it is one command:
    pip install --no-build-isolation course/linear_extension
 
 By lesson 1's table, a kernel on raw pointers outside PyTorch needs a Function. Here
-it has today's form of one.
+it has today's form of one. You need a clone of this repository, in which ``make course``
+has run, as this lesson reads and compiles the package's sources.
 """
 
 import re
 import subprocess
 import sys
 
-import matplotlib.pyplot as plt
 import torch
 from torch._subclasses import FakeTensorMode
 from torch.autograd import gradcheck, gradgradcheck
 from torch.utils import cpp_extension
 
 import linear_extension
+from drawing import plt
 from exercise import ROOT, about, report, returned, size
 from linear_extension import ops
 

@@ -11,11 +11,10 @@ runs, on the emulator that the fork's own kernels are tested with.
 import re
 import shutil
 
-import matplotlib.pyplot as plt
 import torch
 from torch.autograd import gradcheck
 
-import linear_extension
+from drawing import plt
 from exercise import ROOT, about, parts, report, returned, size
 
 torch.manual_seed(0)
@@ -79,6 +78,8 @@ print(
 )
 
 if torch.cuda.is_available() and torch.version.cuda:
+    import linear_extension  # lesson 10 says how it is installed
+
     shapes = ((5, 3), (2, 3), (2,))
     given = [
         torch.randn(s, dtype=torch.double, device="cuda", requires_grad=True)
@@ -96,10 +97,11 @@ if torch.cuda.is_available() and torch.version.cuda:
 # for it, run it on shapes that fill no tile, and then run it again with faults
 # planted:
 
-tests = (ROOT / "course/linear_extension/tests/test_cuda.py").read_text()
-faults = re.findall(r'^    "(\w+)": \(', tests, re.M)
-print("planted, and found:", ", ".join(name.replace("_", " ") for name in faults))
-assert len(faults) >= 5
+tests = ROOT / "course/linear_extension/tests/test_cuda.py"
+if tests.exists():  # in a clone of this repository
+    faults = re.findall(r'^    "(\w+)": \(', tests.read_text(), re.M)
+    print("planted, and found:", ", ".join(name.replace("_", " ") for name in faults))
+    assert len(faults) >= 5
 
 # %%
 # How much of the hardware does such a kernel use?

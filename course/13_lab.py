@@ -55,10 +55,10 @@ The rest of this lesson is the question that you should ask of any test:
 
 import sys
 
-import matplotlib.pyplot as plt
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
+from drawing import plt
 from exercise import ROOT, about, gradients, parts, report
 
 sys.path.insert(0, str(ROOT / "test"))

@@ -9,14 +9,14 @@ that the list stays true.
 
 import importlib
 import inspect
+import re
 from collections import Counter
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import torch
 import torchgen
-import yaml
 
+from drawing import plt
 from exercise import about, report, returned, size
 
 TORCH = Path(torch.__file__).parent
@@ -95,24 +95,22 @@ for place, words in HEADERS.items():
 PACKAGED = Path(torchgen.__file__).parent / "packaged"
 
 
-def functional(schema):
-    name = schema.split("(")[0]
-    return not name.startswith("_") and "!" not in schema
+def entries(file, key):
+    """The entries of a YAML file, each as text that begins with the schema."""
+    text = (PACKAGED / file).read_text()
+    return re.split(rf"^- {key}: ", text, flags=re.M)[1:]
 
 
-entries = yaml.safe_load((PACKAGED / "ATen/native/native_functions.yaml").read_text())
-formulas = {
-    e["name"].split("(")[0]
-    for e in yaml.safe_load((PACKAGED / "autograd/derivatives.yaml").read_text())
-}
+formulas = {e.split("(")[0] for e in entries("autograd/derivatives.yaml", "name")}
 kinds = {}
-for entry in entries:
-    name, keys = entry["func"].split("(")[0], ", ".join(entry.get("dispatch", {}))
-    if not functional(entry["func"]):
+for entry in entries("ATen/native/native_functions.yaml", "func"):
+    schema, name = entry.partition("\n")[0], entry.split("(")[0]
+    keys = re.findall(r"^    (\w[\w, ]*):", entry, re.M)  # below `dispatch:`
+    if name.startswith("_") or "!" in schema:
         continue
     if name in formulas:
         kinds[name] = "formula in derivatives.yaml"
-    elif not keys or "CompositeImplicitAutograd" in keys:
+    elif not keys or "CompositeImplicitAutograd" in ", ".join(keys):
         kinds[name] = "composite"
     else:
         kinds[name] = "no derivative: factories, indices, tests"

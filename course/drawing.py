@@ -1,9 +1,31 @@
-"""Pictures of a graph that autograd recorded."""
+"""Pictures of a graph that autograd recorded, and matplotlib, if it is there."""
 
 from __future__ import annotations
 
 import networkx
-from matplotlib.axes import Axes
+
+
+class NoPictures:
+    """Takes all calls of matplotlib where there is none: a lesson runs without its pictures."""
+
+    def __getattr__(self, name: str) -> NoPictures:
+        return self
+
+    def __call__(self, *args, **kwargs) -> NoPictures:
+        return self
+
+    def __getitem__(self, key) -> NoPictures:
+        return self
+
+    def __iter__(self):
+        return iter((self, self))  # as in: figure, axes = plt.subplots()
+
+
+try:
+    import matplotlib.pyplot as plt
+except ModuleNotFoundError:
+    plt = NoPictures()
+    print("matplotlib is not installed: there are no pictures.")
 
 LEAF, NODE = "#d9ead3", "#dbe6f6"
 
@@ -23,9 +45,11 @@ def recorded(*roots) -> networkx.DiGraph:
     return graph
 
 
-def draw(axes: Axes, title: str, *roots) -> networkx.DiGraph:
-    """Draws what `recorded` finds: results at the top, leaves at the bottom."""
+def draw(axes, title: str, *roots) -> networkx.DiGraph:
+    """Draws what `recorded` finds on matplotlib's `axes`: results at the top, leaves below."""
     graph = recorded(*roots)
+    if isinstance(plt, NoPictures):
+        return graph
     for depth, layer in enumerate(networkx.topological_generations(graph)):
         for node in layer:
             graph.nodes[node]["depth"] = -depth

@@ -13,6 +13,7 @@ project = "torch.attn"
 version = release = str(torch.__version__)
 
 extensions = [
+    "downloads",
     "generated_pages",
     "sphinx_gallery.gen_gallery",
     "myst_parser",
