@@ -2,6 +2,7 @@
 
 import math
 import re
+import unittest
 from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import combinations, product
@@ -244,27 +245,27 @@ MISTAKES = (
     Mistake(
         "q_half",
         lambda q, k, v: (q.half(), k, v),
-        SAME_DTYPE + "q: Half, k: Float, v: Float",
+        SAME_DTYPE + "q: torch.float16, k: torch.float32, v: torch.float32",
     ),
     Mistake(
         "k_complex",
         lambda q, k, v: (q, k.cfloat(), v),
-        SAME_DTYPE + "q: Float, k: ComplexFloat, v: Float",
+        SAME_DTYPE + "q: torch.float32, k: torch.complex64, v: torch.float32",
     ),
     Mistake(
         "v_long",
         lambda q, k, v: (q, k, v.long()),
-        SAME_DTYPE + "q: Float, k: Float, v: Long",
+        SAME_DTYPE + "q: torch.float32, k: torch.float32, v: torch.int64",
     ),
-    Mistake("long", lambda *x: (y.long() for y in x), FLOATING + "Long"),
-    Mistake("bool", lambda *x: (y.bool() for y in x), FLOATING + "Bool"),
+    Mistake("long", lambda *x: (y.long() for y in x), FLOATING + "torch.int64"),
+    Mistake("bool", lambda *x: (y.bool() for y in x), FLOATING + "torch.bool"),
     Mistake(
-        "chalf", lambda *x: (y.to(torch.chalf) for y in x), FLOATING + "ComplexHalf"
+        "chalf", lambda *x: (y.to(torch.chalf) for y in x), FLOATING + "torch.complex32"
     ),
     Mistake(
         "float8",
         lambda *x: (y.to(torch.float8_e5m2) for y in x),
-        FLOATING + "Float8_e5m2",
+        FLOATING + "torch.float8_e5m2",
     ),
     Mistake(
         "q_meta",
@@ -285,12 +286,12 @@ MISTAKES = (
     Mistake(
         "dtype_before_device",
         lambda q, k, v: (q.half(), k.to("meta"), v),
-        SAME_DTYPE,  # a meta function in Python names dtypes otherwise
+        SAME_DTYPE + "q: torch.float16, k: torch.float32, v: torch.float32",
     ),
     Mistake(
         "floating_before_sizes",
         lambda q, k, v: (q.long(), k.long(), v.long()[0]),
-        FLOATING + "Long",
+        FLOATING + "torch.int64",
     ),
     Mistake(
         "device_before_sizes",
@@ -348,16 +349,10 @@ by_small_or_empty_case = by_case_in(
 )
 
 
-def dtype_pattern(dtype):
-    """A pattern of its name in a message; a meta function in Python names it otherwise."""
-    names = (str(dtype), torch.empty(0, dtype=dtype).type()[6:-6])
-    return f"({'|'.join(map(re.escape, names))})(?!\\w)"
-
-
 def unsupported(device):
     """A dtype, where to make tensors of it, with values or without, and what attn says."""
     for dtype in unsupported_dtypes():
-        said = f"^{re.escape(FLOATING)}{dtype_pattern(dtype)}"
+        said = f"^{re.escape(FLOATING)}{dtype}(?!\\w)"
         for where, mode in (
             (device, nullcontext()),
             ("meta", nullcontext()),
@@ -577,6 +572,15 @@ class TestAttn(AttnTestCase):
         with self.assertRaisesRegex(mistake.error, "^" + message) as caught:
             torch.attn(*mistake.args(*inputs))
         self.assertIsNone(caught.exception.__context__)
+
+    @onlyCPU
+    @unittest.skipIf(not torch.backends.mkldnn.is_available(), "needs oneDNN")
+    @parametrize("name", "qkv")
+    def test_mkldnn(self, device, name):
+        inputs = dict(zip("qkv", SMALL.make(device, torch.float)[0]))
+        inputs[name] = inputs[name].to_mkldnn()
+        with self.assertRaisesRegex(RuntimeError, "^attn: .* must not be mkldnn"):
+            torch.attn(**inputs)
 
     @by_small_or_empty_case
     def test_unsupported_dtypes(self, device, case):

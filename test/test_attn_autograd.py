@@ -19,7 +19,6 @@ from test_attn import (
     by_case_in,
     by_small_or_empty_case,
     Case,
-    dtype_pattern,
     evaluate,
     GRADIENTS,
     SMALL,
@@ -84,7 +83,7 @@ def described(x):
     size = re.escape(str([*x.shape]))
     # Without a decomposition in Python, a fake tensor is a meta tensor to the operator.
     device = f"(?:{x.device}|meta)" if isinstance(x, FakeTensor) else x.device
-    return f"{dtype_pattern(x.dtype)} of sizes {size} on {device}"
+    return f"{x.dtype} of sizes {size} on {device}"
 
 
 def like(tensors):

@@ -232,24 +232,11 @@ class TestAttnMeta(CompileTestCase):
         ],
     )
     def test_error(self, device, name, change):
-        """The words of the kernel; only dtypes have Python's names."""
+        """Fails with the words of the kernel."""
         inputs, _ = SMALL.make(device, torch.float)
         with self.assertRaisesRegex(RuntimeError, "^attn: ") as caught:
             torch.attn(*change(*inputs))
-        python_names = {
-            "Half": torch.half,
-            "Float": torch.float,
-            "ComplexFloat": torch.cfloat,
-            "Long": torch.long,
-            "Bool": torch.bool,
-            "ComplexHalf": torch.chalf,
-            "Float8_e5m2": torch.float8_e5m2,
-        }
-        expected = re.sub(
-            r"\w+",
-            lambda word: str(python_names.get(word[0], word[0])),
-            str(caught.exception).splitlines()[0],
-        )
+        expected = str(caught.exception).splitlines()[0]
         for tensors, mode, fakes in self.without_values(inputs):
             # All of them are on one device, meta.
             if tensors == "meta" and "same device" in expected:

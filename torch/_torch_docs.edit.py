@@ -18,21 +18,21 @@ Args:
     k (Tensor): the keys, of shape :math:`(*, n, d)`.
     v (Tensor): the values, of shape :math:`(*, n, e)`.
 
-Here :math:`*` is any number of batch dimensions, none included. They are the same for all three: there
-is no broadcasting, but an operand that the samples share can be passed expanded. All three have the same
-floating point or complex dtype and are on the same device. The scores are neither scaled nor, for complex inputs,
-conjugated.
+Here :math:`*` is zero or more batch dimensions. They are the same for all three: there is no broadcasting,
+but an operand that the samples share can be passed expanded. All three have the same floating point or
+complex dtype and are on the same device. Sparse ones are taken where :func:`torch.matmul` takes them. The
+scores are neither scaled nor, for complex inputs, conjugated.
 
 Autocast runs it in the lower precision. The forward takes :math:`2mn(d + e)` FLOPs for each sample, the backward
-twice as many; ``attn`` is kept for it. How much memory either takes besides, and in what order it adds, is
-the device's: :doc:`/notes/attn_operator` says it.
+twice as many; ``attn`` is kept for it. How much other memory they take, and the order of their sums, depend on
+the device: see :doc:`/notes/attn_operator`.
 
 Returns:
     A namedtuple of ``output`` with shape :math:`(*, m, e)` and ``attn`` with shape
     :math:`(*, m, n)`, both contiguous and of the dtype of the inputs.
 
 Raises:
-    RuntimeError: if an input has less than 2 dimensions, if the batch dimensions, the sizes
+    RuntimeError: if an input has fewer than two dimensions or is an mkldnn tensor, if the batch dimensions, the sizes
         :math:`d` of ``q`` and ``k`` or :math:`n` of ``k`` and ``v`` differ, if the dtypes or the
         devices differ, or if the dtype is integral or bool.
 

@@ -137,27 +137,27 @@ MISTAKES = (
     Mistake(
         "q_half",
         lambda q, k, v: (q.half(), k, v),
-        SAME_DTYPE + "q: Half, k: Float, v: Float",
+        SAME_DTYPE + "q: torch.float16, k: torch.float32, v: torch.float32",
     ),
     Mistake(
         "k_complex",
         lambda q, k, v: (q, k.cfloat(), v),
-        SAME_DTYPE + "q: Float, k: ComplexFloat, v: Float",
+        SAME_DTYPE + "q: torch.float32, k: torch.complex64, v: torch.float32",
     ),
     Mistake(
         "v_long",
         lambda q, k, v: (q, k, v.long()),
-        SAME_DTYPE + "q: Float, k: Float, v: Long",
+        SAME_DTYPE + "q: torch.float32, k: torch.float32, v: torch.int64",
     ),
-    Mistake("long", lambda *x: (y.long() for y in x), FLOATING + "Long"),
-    Mistake("bool", lambda *x: (y.bool() for y in x), FLOATING + "Bool"),
+    Mistake("long", lambda *x: (y.long() for y in x), FLOATING + "torch.int64"),
+    Mistake("bool", lambda *x: (y.bool() for y in x), FLOATING + "torch.bool"),
     Mistake(
-        "chalf", lambda *x: (y.to(torch.chalf) for y in x), FLOATING + "ComplexHalf"
+        "chalf", lambda *x: (y.to(torch.chalf) for y in x), FLOATING + "torch.complex32"
     ),
     Mistake(
         "float8",
         lambda *x: (y.to(torch.float8_e5m2) for y in x),
-        FLOATING + "Float8_e5m2",
+        FLOATING + "torch.float8_e5m2",
     ),
     Mistake(
         "q_meta",

@@ -18,17 +18,18 @@ Args:
     k (Tensor): the keys, of shape :math:`(n, d)`.
     v (Tensor): the values, of shape :math:`(n, e)`.
 
-All three have the same floating point or complex dtype and are on the same device. The scores are
-neither scaled nor, for complex inputs, conjugated.
+All three have the same floating point or complex dtype and are on the same device. Sparse ones are
+taken where :func:`torch.matmul` takes them. The scores are neither scaled nor, for complex inputs,
+conjugated.
 
 Returns:
     A namedtuple of ``output`` with shape :math:`(m, e)` and ``attn`` with shape :math:`(m, n)`,
     both of the dtype of the inputs.
 
 Raises:
-    RuntimeError: if an input is not 2-D, if the sizes :math:`d` of ``q`` and ``k`` or :math:`n` of
-        ``k`` and ``v`` differ, if the dtypes or the devices differ, or if the dtype is integral
-        or bool.
+    RuntimeError: if an input is not 2-D or an mkldnn tensor, if the sizes :math:`d` of ``q`` and
+        ``k`` or :math:`n` of ``k`` and ``v`` differ, if the dtypes or the devices differ, or if the
+        dtype is integral or bool.
 
 Example::
 

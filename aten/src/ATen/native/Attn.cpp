@@ -6,6 +6,7 @@
 #include <c10/core/SymInt.h>
 #include <c10/util/DimVector.h>
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 
 #ifndef AT_PER_OPERATOR_HEADERS
 #include <ATen/Functions.h>
@@ -21,6 +22,7 @@
 #include <array>
 #include <cstddef>
 #include <optional>
+#include <string>
 #include <tuple>
 
 namespace at::native {
@@ -41,6 +43,11 @@ bool is_attn_dtype(c10::ScalarType type) {
     default:
       return false;
   }
+}
+
+// The dtype's name in Python, where meta functions print it too.
+std::string dtype_name(const Tensor& x) {
+  return c10::str("torch.", c10::getDtypeNames(x.scalar_type()).first);
 }
 
 // A result of attn, or its gradient: q's sizes but for the last one.
@@ -65,13 +72,13 @@ void check_attn_result(
       "_attn_backward: ",
       name,
       " must be ",
-      q.scalar_type(),
+      dtype_name(q),
       " of sizes ",
       c10::SymIntArrayRef(sizes),
       " on ",
       q.device(),
       ", but got ",
-      x.scalar_type(),
+      dtype_name(x),
       " of sizes ",
       found,
       " on ",
@@ -93,16 +100,20 @@ void check_attn_inputs(
   TORCH_CHECK(
       q_type == k_type && q_type == v_type,
       "attn: q, k and v must have the same dtype, but got q: ",
-      q_type,
+      dtype_name(q),
       ", k: ",
-      k_type,
+      dtype_name(k),
       ", v: ",
-      v_type);
+      dtype_name(v));
   TORCH_CHECK(
       is_attn_dtype(q_type),
       "attn: q, k and v must be floating point or complex (half, bfloat16, "
       "float, double, cfloat or cdouble), but got ",
-      q_type);
+      dtype_name(q));
+  TORCH_CHECK(
+      !q.is_mkldnn() && !k.is_mkldnn() && !v.is_mkldnn(),
+      "attn: q, k and v must not be mkldnn tensors: convert them by "
+      "to_dense()");
   TORCH_CHECK(
       q.device() == k.device() && q.device() == v.device(),
       "attn: q, k and v must be on the same device, but got q: ",

@@ -1,6 +1,7 @@
 #define TORCH_ASSERT_ONLY_METHOD_OPERATORS
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
+#include <c10/util/StringUtil.h>
 
 #ifndef AT_PER_OPERATOR_HEADERS
 #include <ATen/Functions.h>
@@ -11,6 +12,7 @@
 #include <ATen/ops/tanh.h>
 #endif
 
+#include <string>
 #include <tuple>
 
 namespace at::native {
@@ -33,6 +35,11 @@ bool is_attn_dtype(c10::ScalarType type) {
   }
 }
 
+// The dtype's name in Python, where meta functions print it too.
+std::string dtype_name(const Tensor& x) {
+  return c10::str("torch.", c10::getDtypeNames(x.scalar_type()).first);
+}
+
 // q (m, d), k (n, d), v (n, e): 2-D, of one such dtype, on one device.
 void check_attn_inputs(const Tensor& q, const Tensor& k, const Tensor& v) {
   TORCH_CHECK(
@@ -46,16 +53,20 @@ void check_attn_inputs(const Tensor& q, const Tensor& k, const Tensor& v) {
   TORCH_CHECK(
       q.scalar_type() == k.scalar_type() && q.scalar_type() == v.scalar_type(),
       "attn: q, k and v must have the same dtype, but got q: ",
-      q.scalar_type(),
+      dtype_name(q),
       ", k: ",
-      k.scalar_type(),
+      dtype_name(k),
       ", v: ",
-      v.scalar_type());
+      dtype_name(v));
   TORCH_CHECK(
       is_attn_dtype(q.scalar_type()),
       "attn: q, k and v must be floating point or complex (half, bfloat16, "
       "float, double, cfloat or cdouble), but got ",
-      q.scalar_type());
+      dtype_name(q));
+  TORCH_CHECK(
+      !q.is_mkldnn() && !k.is_mkldnn() && !v.is_mkldnn(),
+      "attn: q, k and v must not be mkldnn tensors: convert them by "
+      "to_dense()");
   TORCH_CHECK(
       q.device() == k.device() && q.device() == v.device(),
       "attn: q, k and v must be on the same device, but got q: ",
