@@ -1,5 +1,7 @@
 """The plots: ratios of every case, percent of the roofline, time over n; random shapes."""
 
+import textwrap
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -44,7 +46,7 @@ def ratios(axes: Axes, cases: list[str], rows: list[report.Row], title: str) -> 
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: times_as(x)))
     axes.set_yticks(range(len(cases)), cases)
     axes.set_ylim(len(cases) - 0.5, -0.5)
-    axes.set_title(f"{title}: how many times as fast torch.attn is as", loc="left")
+    axes.set_title(f"{title}: how many times\nas fast torch.attn is as", loc="left")
 
 
 def series(rows: list[report.Row], dtype: str, mode: str) -> list[report.Row]:
@@ -129,7 +131,8 @@ def finish(figure: Figure, result: dict) -> Figure:
     for axes in figure.axes:
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(report.describe(result["machine"]), fontsize="small", x=0.01, ha="left")
+    machine = textwrap.fill(report.describe(result["machine"]), int(15 * figure.get_figwidth()))
+    figure.suptitle(machine, fontsize="small", x=0.01, ha="left")
     return figure
 
 
@@ -139,14 +142,19 @@ def draw_sweeps(result: dict) -> Figure:
     return finish(figure, result)
 
 
-def draw(result: dict) -> Figure:
+def draw(result: dict, narrow: bool = False) -> Figure:
+    """Draws the ratios beside each other and the curves below; all in one column if `narrow`."""
     rows = result["rows"]
     by_mode = {mode: [r for r in rows if r["mode"] == mode] for mode in STYLES}
     cases = list(dict.fromkeys(row["case"] for row in rows))
-    height = 1 + 0.24 * len(cases)
-    figure = Figure(figsize=(13, height + 4.5), layout="constrained")
-    upper, lower = figure.subfigures(2, 1, height_ratios=(height, 4))
-    left, right = upper.subplots(1, 2, sharey=True)
+    width, heights = 13, [1 + 0.24 * len(cases), 4]
+    grids = [(1, 2), (1, 3)]
+    if narrow:
+        width, heights = 4, [2 * heights[0], 12]
+        grids = [(2, 1), (3, 1)]
+    figure = Figure(figsize=(width, sum(heights) + 0.5), layout="constrained")
+    upper, lower = figure.subfigures(2, 1, height_ratios=heights)
+    left, right = upper.subplots(*grids[0], sharey=True)
     ratios(left, cases, by_mode["forward"], "Forward")
     ratios(right, cases, by_mode["step"], "Step")
     marks = [
@@ -155,8 +163,9 @@ def draw(result: dict) -> Figure:
         if any(who in row["seconds"] for row in rows)
     ]
     marks += left.plot([], [], "|", color="gray", markersize=12, label="target")
-    upper.legend(handles=marks, loc="outside lower center", ncols=len(marks), frameon=False)
-    first, second, third = lower.subplots(1, 3)
+    columns = 2 if narrow else len(marks)
+    upper.legend(handles=marks, loc="outside upper center", ncols=columns, frameon=False)
+    first, second, third = lower.subplots(*grids[1])
     rooflines(first, rows)
     dtype = OVER_N[report.device_of(result)]
     times(second, rows, dtype, "forward")
@@ -185,7 +194,9 @@ def settings(ground: str, ink: str) -> dict:
 def write(result: dict, out: Path) -> list[str]:
     """Writes the plots for a light and for a dark ground; returns the files' names."""
     device = report.device_of(result)
-    plots = {device: draw} if result["rows"] else {}
+    plots = {}
+    if result["rows"]:
+        plots = {device: draw, f"{device}-narrow": partial(draw, narrow=True)}
     if result.get("sweeps"):
         plots[f"{device}-sweep"] = draw_sweeps
     written = []

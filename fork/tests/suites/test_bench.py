@@ -1,6 +1,7 @@
 """Tests of bench/: how it makes its figures. Nothing is measured."""
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -301,11 +302,15 @@ def test_plot(tmp_path):
     for found in rows:
         found.update(d=64, e=64)  # which the curves over n show
     written = results.write(about(rows), tmp_path)
-    assert written == ["cpu.json", "cpu.md", "cpu.svg", "cpu-dark.svg"]
-    light, dark = ((tmp_path / f"cpu{x}.svg").read_text() for x in ("", "-dark"))
-    assert "#ffffff" in light and "#ffffff" not in dark
+    narrow = ["cpu-narrow.svg", "cpu-narrow-dark.svg"]
+    assert written == ["cpu.json", "cpu.md", "cpu.svg", "cpu-dark.svg", *narrow]
+    drawn = [(tmp_path / name).read_text() for name in written[2:]]
+    for light, dark in (drawn[:2], drawn[2:]):
+        assert "#ffffff" in light and "#ffffff" not in dark
+    widths = [float(re.search(r'width="([\d.]+)pt"', light)[1]) for light in drawn[::2]]
+    assert widths == [13 * 72, 4 * 72]
     results.write(about(rows), tmp_path)
-    assert (tmp_path / "cpu.svg").read_text() == light
+    assert [(tmp_path / name).read_text() for name in written[2:]] == drawn
 
 
 def swept(*ratios, threads=2):
@@ -634,7 +639,7 @@ def test_report_of_a_gpu(tmp_path):
     result = about(rows) | {"device": "cuda", "unmeasured": {"a": "x", "b": "y", "c": "x"}}
     result["peaks"]["flops"]["tf32"] = 4e14
     written = results.write(result, tmp_path)
-    assert written == ["cuda.json", "cuda.md", "cuda.svg", "cuda-dark.svg"]
+    assert written[:4] == ["cuda.json", "cuda.md", "cuda.svg", "cuda-dark.svg"]
     text = (tmp_path / "cuda.md").read_text()
     assert "Measured peaks in TFLOP/s: fp32 0, fp64 0, tf32 400." in text
     assert "| 3 s host |" in text and "| 3 s |" in text and "200%" in text
