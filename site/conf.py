@@ -22,7 +22,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx-mathjax-offline",  # MathJax and its fonts, in the site
 ]
-exclude_patterns = ["tests", "requirements.txt"]
+exclude_patterns = ["templates", "tests", "requirements.txt"]
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
 suppress_warnings = [
@@ -47,12 +47,17 @@ sphinx_gallery_conf = {
 }
 
 html_theme = "furo"
+html_theme_options = {
+    "light_css_variables": {"picture-filter": "none", "shade": "#0003"},
+    # White becomes black, and each colour keeps its hue.
+    "dark_css_variables": {"picture-filter": "invert(0.9) hue-rotate(180deg)", "shade": "#fff4"},
+}
 html_title = "torch.attn"
 html_favicon = "static/favicon.svg"
 html_static_path = ["static"]
+templates_path = ["templates"]
 html_css_files = ["site.css"]
 html_copy_source = False
+html_search_scorer = str(HERE / "scorer.js")
 html_show_copyright = False
 html_show_sphinx = False
-pygments_style = "friendly"
-pygments_dark_style = "github-dark"

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import json
 import threading
+from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from io import BytesIO
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from PIL import Image
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
+from selenium_axe_python import Axe
 
 HEIGHT = 900
 # Of the page that is open: what is wider than the window, images that are not there, formulas that
-# are not typeset or that MathJax could not read.
+# are not typeset or that MathJax could not read, code of which the end is beyond an edge.
 LOOK = """
 const done = arguments[arguments.length - 1];
 const ready = window.MathJax && MathJax.startup ? MathJax.startup.promise : Promise.resolve();
 ready.then(() => {
-  const wide = document.documentElement.scrollWidth - document.documentElement.clientWidth;
+  // On a narrow page it is the content that scrolls.
+  const boxes = [document.documentElement, ...document.querySelectorAll(".content")];
+  const wide = Math.max(...boxes.map(box => box.scrollWidth - box.clientWidth));
   const formulas = [...document.querySelectorAll("span.math, div.math")];
   done({
     address: location.href,
@@ -30,11 +36,32 @@ ready.then(() => {
     plain: formulas.filter(f => !f.querySelector("mjx-container")).map(f => f.textContent),
     errors: [...document.querySelectorAll("mjx-merror")].map(e => e.textContent),
     formulas: formulas.length,
+    cut: [...document.querySelectorAll("article pre")]
+      .filter(pre => pre.scrollWidth > pre.clientWidth).map(pre => pre.textContent),
     lost: [...document.querySelectorAll("a[href]")].map(a => a.href),
     ids: [...document.querySelectorAll("[id]")].map(e => e.id),
   });
 });
 """
+
+# What axe looks at: all that a page shows. A gradient is no colour to it: it would not compare.
+PREPARE = """
+document.querySelectorAll("details").forEach(details => { details.open = true; });
+const style = document.head.appendChild(document.createElement("style"));
+style.textContent = "* { background-image: none !important; }";
+"""
+# Where on its page an element is, once it can be seen.
+PLACE = """
+const [selector, done] = arguments, element = document.querySelector(selector);
+element.scrollIntoView({block: "center", behavior: "instant"});
+(element.decode ? element.decode() : Promise.resolve()).then(() => {
+  const box = element.getBoundingClientRect();
+  const place = {x: box.x + scrollX, y: box.y + scrollY, width: box.width, height: box.height};
+  done({...place, scale: 1});
+});
+"""
+# Left out: a browser itself lets the keyboard scroll; the corner of a table has no heading.
+RULES = {"scrollable-region-focusable": False, "empty-table-header": False}
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -70,8 +97,10 @@ class Browser:
     def close(self) -> None:
         self.driver.quit()
 
-    def open(self, url: str, width: int) -> dict:
+    def open(self, url: str, width: int, theme: str = "light") -> dict:
         """Opens `url` in a window of that width; what LOOK finds there, and `faults`."""
+        wanted = {"features": [{"name": "prefers-color-scheme", "value": theme}]}
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", wanted)
         size = {"width": width, "height": HEIGHT, "deviceScaleFactor": 1, "mobile": width < 600}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         for log in ("browser", "performance"):
@@ -87,6 +116,22 @@ class Browser:
         found["faults"] += [f"not typeset: {text}" for text in found["plain"]]
         found["faults"] += [f"not mathematics: {text}" for text in found["errors"]]
         return found
+
+    def axe(self) -> list[str]:
+        """What axe-core finds wrong with the page that is open: contrast, landmarks, names."""
+        self.driver.execute_script(PREPARE)
+        axe = Axe(self.driver)
+        axe.inject()
+        rules = {rule: {"enabled": enabled} for rule, enabled in RULES.items()}
+        found = axe.run(options=json.dumps({"rules": rules}))["violations"]
+        return [f"{v['id']}: {node['html']}" for v in found for node in v["nodes"]]
+
+    def picture(self, selector: str) -> Image.Image:
+        """The first such element as it is shown, in shades of gray."""
+        place = self.driver.execute_async_script(PLACE, selector)
+        shot = {"format": "png", "clip": place}
+        png = self.driver.execute_cdp_cmd("Page.captureScreenshot", shot)["data"]
+        return Image.open(BytesIO(b64decode(png))).convert("L")
 
     def _said(self) -> Iterator[str]:
         for entry in self.driver.get_log("browser"):

@@ -14,7 +14,9 @@ SITE = ROOT / "build" / "site"
 PAGES = sorted(
     p.relative_to(SITE).as_posix() for p in SITE.rglob("*.html") if "_static" not in p.parts
 )
-WIDTHS = (390, 1280)
+NARROW, DESK = 390, 1280
+WIDTHS = (NARROW, 768, 1075, DESK, 1320)  # at 1072 and 1312 pixels a list of links comes or goes
+THEMES = ("light", "dark")
 LESSONS = sorted(p.stem for p in (ROOT / "course").glob("[0-9][0-9]_*.py"))
 
 
@@ -57,7 +59,7 @@ def test_a_page(opened, page, width):
 
 @pytest.mark.parametrize("lesson", LESSONS)
 def test_each_lesson_has_a_picture_and_was_run(browser, site, lesson):
-    assert browser.open(f"{site}/course/{lesson}.html", WIDTHS[1])["faults"] == []
+    assert browser.open(f"{site}/course/{lesson}.html", DESK)["faults"] == []
     assert browser.driver.find_elements("css selector", "article img.sphx-glr-single-img")
     outputs = browser.driver.find_elements("css selector", ".sphx-glr-script-out")
     assert outputs and "Exercise: to do." in outputs[-1].text
@@ -65,7 +67,7 @@ def test_each_lesson_has_a_picture_and_was_run(browser, site, lesson):
 
 def test_the_decision_table(browser, site):
     """Nine cells, and each leads to the place in lesson 1 that has its example."""
-    browser.open(f"{site}/course/index.html", WIDTHS[1])
+    browser.open(f"{site}/course/index.html", DESK)
     cells = browser.driver.find_elements("css selector", "table.decision td p:first-child a")
     links = [cell.get_attribute("href") for cell in cells]
     assert len(links) == len({*links}) == 9
@@ -78,9 +80,80 @@ def test_the_decision_table(browser, site):
         assert "gradcheck" in browser.driver.execute_script(shown)
 
 
+# One of each kind.
+KINDS = (
+    *("index.html", "use.html", "testing.html", "api.html", "notes/attn.html", "search.html"),
+    *("generated/series.html", "generated/stack/15-cpp.html", "genindex.html"),
+    *("course/index.html", "course/05_kill_head.html", "course/10_cpp_extension.html"),
+)
+
+
+@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("page", KINDS)
+def test_what_axe_finds(browser, site, page, theme):
+    """Contrast of at least 4.5, landmarks with names, and its other rules."""
+    found = []
+    for width in (NARROW, DESK):
+        browser.open(f"{site}/{page}", width, theme)
+        found += browser.axe()
+    assert found == []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "/stack/" not in page])
+def test_no_code_is_cut_at_a_desk(opened, page):
+    """But the diffs, whose lines are as long as upstream's linters let them be."""
+    assert opened[page, DESK]["cut"] == []
+
+
+@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize(
+    ("page", "box"),
+    [("course/index.html", ".table-wrapper.decision"), ("use.html", ".highlight pre")],
+)
+def test_what_is_cut_has_a_shade(browser, site, page, box, theme):
+    """At the edge beyond which there is more; each edge is looked at above the text."""
+    browser.open(f"{site}/{page}", NARROW, theme)
+    for share, shaded in ((0, [False, True]), (0.5, [True, True]), (1, [True, False])):
+        scroll = """const box = document.querySelector(arguments[0]);
+            box.scrollLeft = arguments[1] * (box.scrollWidth - box.clientWidth);"""
+        browser.driver.execute_script(scroll, box, share)
+        picture = browser.picture(box)
+        left, ground, right = (
+            picture.getpixel((column, 1)) for column in (1, picture.width // 2, picture.width - 2)
+        )
+        assert [abs(edge - ground) > 15 for edge in (left, right)] == shaded
+
+
+@pytest.mark.parametrize("page", ["index.html", "speed.html"])
+def test_the_plot_of_the_speeds_is_of_the_page_s_width(browser, site, page):
+    """One is shown, and at a telephone's width its letters are nearly as large as drawn."""
+    for width, scale in ((NARROW, 0.9), (DESK, 0.55)):
+        browser.open(f"{site}/{page}", width)
+        shown = """return [...document.querySelectorAll("article img")]
+            .filter(image => image.clientWidth).map(image => image.width / image.naturalWidth);"""
+        scales = browser.driver.execute_script(shown)
+        assert len(scales) == 1 and scales[0] >= scale
+
+
+@pytest.mark.parametrize(
+    ("page", "picture"),
+    [
+        ("course/05_kill_head.html", ".sphx-glr-single-img"),
+        ("course/index.html", ".sphx-glr-thumbcontainer img"),
+        ("index.html", "article img"),
+    ],
+)
+def test_pictures_are_dark_on_a_dark_page(browser, site, page, picture):
+    shades = {}
+    for theme in THEMES:
+        browser.open(f"{site}/{page}", DESK, theme)
+        shades[theme] = max(browser.picture(picture).getcolors())[1]  # that of most pixels
+    assert shades["light"] > 240 and shades["dark"] < 40
+
+
 @pytest.mark.parametrize("page", ["index.html", "api.html", "notes/attn.html"])
 def test_pages_with_mathematics(opened, page):
-    assert opened[page, WIDTHS[0]]["formulas"] > 0
+    assert opened[page, NARROW]["formulas"] > 0
 
 
 def test_links_lead_somewhere(opened, site):
@@ -102,23 +175,32 @@ def test_links_lead_somewhere(opened, site):
 
 @pytest.mark.parametrize("word", ["gradgradcheck", "vmap", "roofline", "Stack-commit", "KillHead"])
 def test_search(browser, site, word):
-    assert browser.open(f"{site}/search.html?q={word}", WIDTHS[1])["faults"] == []
+    assert browser.open(f"{site}/search.html?q={word}", DESK)["faults"] == []
     assert found(browser), f"the search finds no {word}"
 
 
+def test_the_manual_is_found_before_the_diffs(browser, site):
+    browser.open(f"{site}/search.html?q=vmap", DESK)
+    pages = [urlsplit(link.get_attribute("href")).path for link in found(browser)]
+    assert {*pages[:2]} == {"/use.html", "/api.html"}
+    diffs = ["/stack/" in page for page in pages]
+    assert any(diffs) and diffs == sorted(diffs)
+
+
 def test_search_for_nothing_that_is_there(browser, site):
-    browser.open(f"{site}/search.html?q=nosuchwordhere", WIDTHS[1])
-    assert not found(browser, seconds=2)
+    browser.open(f"{site}/search.html?q=nosuchwordhere", DESK)
+    assert not found(browser)
 
 
 def found(browser, seconds=20):
-    """The links that the search shows."""
+    """The links that the search shows once it has finished."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        if links := browser.driver.find_elements("css selector", "#search-results li a"):
-            return links
+        summary = browser.driver.find_elements("css selector", ".search-summary")
+        if summary and summary[0].text:
+            return browser.driver.find_elements("css selector", "#search-results li a")
         time.sleep(0.1)
-    return []
+    raise AssertionError("the search does not finish")
 
 
 PLANTED = {
@@ -141,6 +223,16 @@ def test_a_fault_is_found(browser, tmp_path, what):
     (tmp_path / "index.html").write_text(f"{head}<p>fine</p>")
     (tmp_path / "bad.html").write_text(head + body)
     with served(tmp_path) as address:
-        assert browser.open(f"{address}/index.html", WIDTHS[0])["faults"] == []
-        faults = browser.open(f"{address}/bad.html", WIDTHS[0])["faults"]
+        assert browser.open(f"{address}/index.html", NARROW)["faults"] == []
+        faults = browser.open(f"{address}/bad.html", NARROW)["faults"]
     assert any(fault in line for line in faults), faults
+
+
+def test_axe_finds_a_fault(browser, tmp_path):
+    head = "<!doctype html><html lang=en><link rel=icon href=data:,><title>x</title>"
+    pale, nameless = "<p style='color: #888'>pale</p>", "<aside>one</aside><aside>two</aside>"
+    (tmp_path / "index.html").write_text(f"{head}<main><h1>x</h1>{pale}</main>{nameless}")
+    with served(tmp_path) as address:
+        browser.open(f"{address}/index.html", DESK)
+        rules = {line.partition(":")[0] for line in browser.axe()}
+    assert rules == {"color-contrast", "landmark-unique"}
