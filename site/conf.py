@@ -61,3 +61,6 @@ html_copy_source = False
 html_search_scorer = str(HERE / "scorer.js")
 html_show_copyright = False
 html_show_sphinx = False
+# Furo's own have no green and red for the lines of a diff.
+pygments_style = "default"
+pygments_dark_style = "github-dark"
