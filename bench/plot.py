@@ -192,16 +192,18 @@ def settings(ground: str, ink: str) -> dict:
 
 
 def write(result: dict, out: Path) -> list[str]:
-    """Writes the plots for a light and for a dark ground; returns the files' names."""
+    """Writes the plots for a light and, but the narrow one, a dark ground; the files' names."""
     device = report.device_of(result)
     plots = {}
     if result["rows"]:
-        plots = {device: draw, f"{device}-narrow": partial(draw, narrow=True)}
+        # The site inverts what it shows on a dark page: only the README needs a dark plot.
+        plots = {device: (draw, GROUNDS), f"{device}-narrow": (partial(draw, narrow=True), [""])}
     if result.get("sweeps"):
-        plots[f"{device}-sweep"] = draw_sweeps
+        plots[f"{device}-sweep"] = (draw_sweeps, GROUNDS)
     written = []
-    for plot, drawn_by in plots.items():
-        for suffix, (ground, ink) in GROUNDS.items():
+    for plot, (drawn_by, suffixes) in plots.items():
+        for suffix in suffixes:
+            ground, ink = GROUNDS[suffix]
             with matplotlib.rc_context(settings(ground, ink)):
                 figure = drawn_by(result)
                 name = f"{plot}{suffix}.svg"
