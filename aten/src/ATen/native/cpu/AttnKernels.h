@@ -1,7 +1,8 @@
 #pragma once
 
 #include <ATen/native/cpu/AttnBackward.h>
-#include <ATen/native/cpu/AttnBrgemm.h>
+#include <ATen/native/cpu/AttnBrgemmBackward.h>
+#include <ATen/native/cpu/AttnBrgemmForward.h>
 #include <ATen/native/cpu/AttnFmaBackward.h>
 #include <ATen/native/cpu/AttnFmaForward.h>
 #include <ATen/native/cpu/AttnTiny.h>
