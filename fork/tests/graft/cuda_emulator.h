@@ -404,11 +404,11 @@ float2 unpack(uint32_t both) {
 }
 
 template <typename T>
-using Part = T[2][2];
+using Fragment = T[2][2];
 
 // The hardware's sums of a product's terms are cut off, not rounded.
 template <typename T>
-void mma(Part<float>& c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+void mma(Fragment<float>& c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   const emulator::Thread* warp =
       emulator::exchange({a[0], a[1], a[2], a[3], b0, b1});
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -516,7 +516,7 @@ inline double to_tf32(double x) {
 }
 
 template <typename T>
-void mma(Part<T>& c, const Part<T>& a, const T (&b)[2]) {
+void mma(Fragment<T>& c, const Fragment<T>& a, const T (&b)[2]) {
   const auto word = [](T x, int i) {
     uint64_t bits = 0;
     std::memcpy(&bits, &x, sizeof(T));

@@ -18,8 +18,8 @@
 
 namespace at::native {
 
-// attn = tanh(q kᵀ), output = attn v by a kernel where there is one, or else
-// composed.
+// attn = tanh(q kᵀ), output = attn v, by a kernel if there is one for these
+// inputs, else composed.
 std::tuple<Tensor, Tensor> attn_cuda(
     const Tensor& q, const Tensor& k, const Tensor& v) {
 #if !defined(USE_ROCM)

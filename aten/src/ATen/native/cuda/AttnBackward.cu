@@ -63,7 +63,7 @@ bool sweep_columns(
   return launch_columns(args);
 }
 
-// All gradients that are wanted; false if there is no kernel for that.
+// Computes the gradients that are wanted. Returns false if no kernel can.
 template <typename T>
 bool sweep_backward(
     const AttnGradients& grads,
@@ -99,8 +99,8 @@ bool sweep_backward(
 
 #endif // !USE_ROCM
 
-// _attn_backward by kernels where there are, without a temporary as large as
-// attn, or else composed.
+// _attn_backward, by kernels if there are some for these inputs, else composed.
+// The kernels need no temporary as large as attn.
 std::tuple<Tensor, Tensor, Tensor> _attn_backward_cuda(
     const std::optional<Tensor>& grad_output,
     const std::optional<Tensor>& grad_attn,
@@ -109,7 +109,7 @@ std::tuple<Tensor, Tensor, Tensor> _attn_backward_cuda(
     const Tensor& v,
     const Tensor& attn,
     std::array<bool, 3> output_mask) {
-  // The dispatcher's is grad_output's, which may be undefined.
+  // The dispatcher takes grad_output's device, but that may be undefined.
   const c10::cuda::CUDAGuard guard(q.device());
 #if !defined(USE_ROCM)
   if (isFloatingType(q.scalar_type())) {

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the backward takes besides AttnMma.cuh: PTX for compute capability 8.0
+// PTX that the backward needs besides AttnMma.cuh, for compute capability 8.0
 // and later.
 
 #include <ATen/native/cuda/AttnMma.cuh>

@@ -4,11 +4,12 @@
 #include <ATen/native/cuda/AttnMma.cuh>
 #include <ATen/native/cuda/AttnWideLaunch.cuh>
 
-// The dtypes that have kernels for CUDA.
+// Maps a tensor's dtype to the element type of the CUDA kernels.
 
 namespace at::native::attn_tiles {
 
-// Calls fn with an element as the kernels know it; false if they don't.
+// Calls fn with an element of the kernels' type for this dtype. Returns false
+// if there is none.
 template <typename F>
 bool for_dtype_of(const Tensor& q, const F& fn) {
   switch (q.scalar_type()) {

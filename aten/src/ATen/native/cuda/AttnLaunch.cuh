@@ -15,15 +15,15 @@
 
 namespace at::native::attn_tiles {
 
-// With fewer blocks than this, smaller blocks are faster, though they read more
-// of the same data. The slower the products of T are, the less that counts.
+// If there are fewer blocks than this, smaller blocks are faster, although they
+// read the same data more often. That matters less if products of T are slow.
 template <typename T>
 int64_t enough_blocks() {
   return (sizeof(T) < sizeof(float) ? 2 : 4) *
          at::cuda::getCurrentDeviceProperties()->multiProcessorCount / 3;
 }
 
-// How many blocks a sweep has over `lines` rows, or columns, of every sample.
+// Returns the number of blocks for `lines` rows, or columns, of every sample.
 inline int64_t blocks_of(
     const Batch& batch, int64_t lines, int64_t lines_of_block) {
   const auto& [x, y, z] = batch.sizes;
@@ -31,8 +31,8 @@ inline int64_t blocks_of(
          ((lines + lines_of_block - 1) / lines_of_block);
 }
 
-// Launches a sweep over the rows, or the columns, of every sample; false if
-// this device has too little room for that.
+// Launches a sweep over the rows, or columns, of every sample. Returns false if
+// the device has too little shared memory or allows too few blocks.
 template <typename Sweep, typename Args>
 bool launch(
     void (*kernel)(Args),
@@ -57,31 +57,31 @@ bool launch(
   return true;
 }
 
-// Calls fn with how many warps share a block's rows or columns: the first, with
-// which blocks are largest, or the next, until there are enough blocks, or what
-// takes less shared memory than there is. False if nothing does.
+// Calls fn(slices) with the number of warps that share rows or columns. Takes
+// the first number, which gives the largest blocks, if that gives `enough`
+// blocks and fn returns true, else the next. Returns false if fn never does.
 template <int first, int... others, typename F>
-bool for_across_of(
-    std::integer_sequence<int, first, others...> /*across*/,
+bool for_slices_of(
+    std::integer_sequence<int, first, others...> /*slices*/,
     const Batch& batch,
     int64_t lines,
-    int64_t lines_of_block, // without sharing
+    int64_t lines_of_block, // if warps share nothing
     int64_t enough,
     const F& fn) {
-  const std::integral_constant<int, first> across{};
+  const std::integral_constant<int, first> slices{};
   if constexpr (sizeof...(others) > 0) {
     const std::integer_sequence<int, others...> next{};
     if ((blocks_of(batch, lines, lines_of_block / first) >= enough &&
-         fn(across)) ||
-        for_across_of(next, batch, lines, lines_of_block, enough, fn)) {
+         fn(slices)) ||
+        for_slices_of(next, batch, lines, lines_of_block, enough, fn)) {
       return true;
     }
   }
-  return fn(across);
+  return fn(slices);
 }
 
-// Calls fn with the least width of tiles that has room for d and e columns;
-// false if there is none for T.
+// Calls fn with the smallest width of tiles for d and e columns. Returns false
+// if there is none for T.
 template <typename T, typename F>
 bool for_width_of(int d, int e, const F& fn) {
   if (d <= 64 && e <= 64) {
@@ -93,22 +93,22 @@ bool for_width_of(int d, int e, const F& fn) {
   return false;
 }
 
-// Launches the sweep for half and bfloat16; false if no blocks fit.
+// Launches the sweep for half and bfloat16. Returns false if no block fits.
 template <typename T, bool backward>
 std::enable_if_t<sizeof(T) == 2, bool> launch_rows(
     const RowArgs<T, backward>& args) {
   return for_width_of<T>(args.d, args.e, [&](auto width) {
     constexpr int rows = RowSweep<width, 1>::rows;
-    return for_across_of(
-        Across<width>{},
+    return for_slices_of(
+        Slices<width>{},
         args.batch,
         args.m,
         rows,
         enough_blocks<T>(),
-        [&](auto across) {
-          using Sweep = RowSweep<width, across>;
+        [&](auto slices) {
+          using Sweep = RowSweep<width, slices>;
           return launch<Sweep>(
-              attn_rows<T, width, backward, across>, args, args.m, Sweep::rows);
+              attn_rows<T, width, backward, slices>, args, args.m, Sweep::rows);
         });
   });
 }

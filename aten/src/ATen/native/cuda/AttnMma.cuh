@@ -1,7 +1,7 @@
 #pragma once
 
-// Matrix products of one warp on tensor cores, for bfloat16 and half, and what
-// is around them: PTX for compute capability 8.0 and later.
+// Matrix products of one warp on tensor cores, for bfloat16 and half, with
+// their loads and stores: PTX for compute capability 8.0 and later.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -10,21 +10,22 @@
 
 namespace at::native::attn_tiles {
 
-// What a thread of lane 4 g + t has of a 16 x 8 matrix: [i][j] is the element
-// at row g + 8 i and column 2 t + j.
+// The fragment of a 16 x 8 matrix that lane 4 g + t holds: [i][j] is the
+// element at row g + 8 i and column 2 t + j.
 template <typename T>
-using Part = T[2][2];
+using Fragment = T[2][2];
 
-// c += a b, with a: 16 x 16, b: 16 x 8. Such a thread has, of a, pairs at (row,
-// column) (g, 2 t), (g + 8, 2 t), (g, 2 t + 8), (g + 8, 2 t + 8); of b, pairs
-// of rows at (2 t, g), (2 t + 8, g).
+// c += a b, where a is 16 x 16 and b is 16 x 8. Lane 4 g + t holds these pairs
+// of neighbouring elements of a, by (row, column): (g, 2 t), (g + 8, 2 t), (g,
+// 2 t + 8), (g + 8, 2 t + 8). Of b it holds pairs in a column, at (2 t, g) and
+// (2 t + 8, g).
 template <typename T>
 __device__ inline void mma(
-    Part<float>& c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+    Fragment<float>& c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 
 template <>
 __device__ inline void mma<__nv_bfloat16>(
-    Part<float>& c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    Fragment<float>& c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
       "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[1][0]), "+f"(c[1][1])
@@ -33,16 +34,16 @@ __device__ inline void mma<__nv_bfloat16>(
 
 template <>
 __device__ inline void mma<__half>(
-    Part<float>& c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    Fragment<float>& c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
       "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[1][0]), "+f"(c[1][1])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Four 8 x 8 matrices of 2-byte elements from shared memory: lane 8 i + r names
-// row r of matrix i, and gets of each matrix the pair at (lane / 4, lane % 4 *
-// 2).
+// Loads four 8 x 8 matrices of 2-byte elements from shared memory. Lane 8 i + r
+// gives the address of row r of matrix i. Each lane gets the pair at row
+// lane / 4 and column lane % 4 * 2 of each matrix.
 __device__ inline void load_matrices(uint32_t (&x)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
@@ -50,7 +51,7 @@ __device__ inline void load_matrices(uint32_t (&x)[4], uint32_t address) {
                : "memory");
 }
 
-// The same, each matrix transposed.
+// Does the same and transposes each matrix.
 __device__ inline void load_transposed(uint32_t (&x)[4], uint32_t address) {
   asm volatile(
       "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -59,8 +60,8 @@ __device__ inline void load_transposed(uint32_t (&x)[4], uint32_t address) {
       : "memory");
 }
 
-// The first `bytes` of 16 to shared memory, and zeros for the others, in the
-// background.
+// Copies the first `bytes` of 16 to shared memory, asynchronously. The rest are
+// zeros.
 __device__ inline void copy_async(uint32_t to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to),
                "l"(from),
@@ -68,7 +69,7 @@ __device__ inline void copy_async(uint32_t to, const void* from, int bytes) {
                : "memory");
 }
 
-// The same of all 16 bytes, or zeros: a size that varies takes more
+// Copies all 16 bytes or writes zeros. A variable size would take more
 // instructions.
 __device__ inline void copy_async_if(
     bool within, uint32_t to, const void* from) {

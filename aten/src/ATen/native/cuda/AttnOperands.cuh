@@ -1,6 +1,6 @@
 #pragma once
 
-// Tensors as the kernels of attn are given them.
+// Converts tensors to what the kernels take.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/cuda/CUDAContextLight.h>
@@ -21,8 +21,9 @@
 
 namespace at::native::attn_tiles {
 
-// Of the batch dimensions of N tensors, the neighbours that are one dimension
-// in each tensor are merged; none if too many remain, or too large ones.
+// Merges neighbouring batch dimensions that are one dimension in memory in each
+// of N tensors. Returns none if more than kBatchDims remain, or one is too
+// large.
 template <size_t N>
 struct MergedBatch {
   Batch batch{{1, 1, 1}};
@@ -33,7 +34,7 @@ template <size_t N>
 std::optional<MergedBatch<N>> merge_batch(
     const std::array<const Tensor*, N>& tensors) {
   MergedBatch<N> merged;
-  int at = kBatchDims; // what dimensions are merged into
+  int at = kBatchDims; // the dimension that others are merged into
   for (int64_t dim = tensors[0]->dim() - 3; dim >= 0; --dim) {
     const int64_t size = tensors[0]->size(dim);
     if (size == 1) {
@@ -63,7 +64,7 @@ std::optional<MergedBatch<N>> merge_batch(
   return merged;
 }
 
-// Whether each row starts at a multiple of 16 bytes, and is contiguous.
+// Returns whether each row is contiguous and starts at a multiple of 16 bytes.
 inline bool has_aligned_rows(const Tensor& x) {
   bool aligned = reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0 &&
                  (x.size(-1) == 1 || x.stride(-1) == 1);
@@ -74,8 +75,7 @@ inline bool has_aligned_rows(const Tensor& x) {
   return aligned;
 }
 
-// x, or a copy of it with such rows, of which those that are one in memory
-// (x is expanded) remain one.
+// Returns x, or a copy of it with such rows. If x is expanded, so is the copy.
 inline Tensor with_aligned_rows(const Tensor& x) {
   if (!x.defined() || has_aligned_rows(x)) {
     return x;
@@ -106,7 +106,7 @@ Operand<T> operand_of(const Tensor& x, const int64_t (&batch)[kBatchDims]) {
   return to;
 }
 
-// The same, for writing unless T is const.
+// The same for attn or its gradient, which is written unless T is const.
 template <typename T>
 Scores<T> scores_of(const Tensor& x, const int64_t (&batch)[kBatchDims]) {
   Scores<T> to{};
@@ -124,7 +124,7 @@ Scores<T> scores_of(const Tensor& x, const int64_t (&batch)[kBatchDims]) {
   return to;
 }
 
-// Whether there are kernels for such sizes, of such a dtype, on this device.
+// Returns whether the kernels take these sizes on this device.
 inline bool has_kernels(const Tensor& q, const Tensor& k, const Tensor& v) {
   constexpr int64_t widest = 128;
   constexpr int64_t most = std::numeric_limits<int>::max() - widest;
@@ -133,8 +133,8 @@ inline bool has_kernels(const Tensor& q, const Tensor& k, const Tensor& v) {
          at::cuda::getCurrentDeviceProperties()->major >= 8;
 }
 
-// Of S = x yᵀ, element by element, P is made, and z = P w: see AttnRows.cuh.
-// False if there is no kernel for that.
+// Computes P from S = x yᵀ, element by element, and z = P w: see AttnRows.cuh.
+// Returns false if no kernel can.
 template <typename T, bool backward>
 bool sweep_rows(
     const Tensor& x,

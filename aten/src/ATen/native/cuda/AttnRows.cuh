@@ -4,32 +4,33 @@
 // tensor cores:
 //   forward   attn = tanh(q kᵀ),                        output = attn v
 //   backward  S̄ = (G_o vᵀ + G_a) ∘ (1 - attn²),         grad_q = S̄ k
-// that is, of S = x yᵀ, element by element, P is made, and z = P w. A warp has
-// rows of attn and goes through their columns; P stays in its registers, where
-// the accumulators of one product are laid out as an operand of the next. While
-// it computes, the next columns of y and w come into shared memory.
+// In both, P is computed from S = x yᵀ, element by element, and z = P w. Each
+// warp owns some rows of attn and goes through the columns. P stays in its
+// registers: the accumulator of the first product has the layout of an operand
+// of the second. While the warp computes, the next rows of y and w are loaded
+// into shared memory.
 
 #include <ATen/native/cuda/AttnTiles.cuh>
 
 namespace at::native::attn_tiles {
 
-// x, y and w have `width` columns, filled up with zeros. `across` warps share
-// the same rows and divide their columns. There are then more blocks, of fewer
-// rows, for matrices that would otherwise keep few multiprocessors busy.
-template <int width, int across>
+// x, y and w are padded with zeros to `width` columns. `slices` warps share the
+// same rows and divide the columns between them, as sliced-K does. This gives
+// more blocks of fewer rows, so that small matrices use all multiprocessors.
+template <int width, int slices>
 struct RowSweep {
-  // Tiles of 16 rows that a warp has.
-  static constexpr int tall = width == 64 ? 2 : 1;
-  static constexpr int warps = 8 / tall, threads = 32 * warps;
-  static constexpr int rows = 128 / across;              // in a block
-  static constexpr int columns = across == 4 ? 128 : 64; // in a step
+  // M tiles per warp: tiles of 16 rows.
+  static constexpr int m_tiles = width == 64 ? 2 : 1;
+  static constexpr int warps = 8 / m_tiles, threads = 32 * warps;
+  static constexpr int rows = 128 / slices;              // rows in a block
+  static constexpr int columns = slices == 4 ? 128 : 64; // columns in a step
   using X = Panels<rows>;
-  using Y = Panels<columns>;                       // and w
-  static constexpr int tile = 2 * columns * width; // bytes of y's, or w's
+  using Y = Panels<columns>;                       // w has this layout too
+  static constexpr int tile = 2 * columns * width; // bytes of a tile of y or w
   static constexpr int shared = 2 * rows * width + 4 * tile;
 };
 
-// What the backward reads of attn and its gradient, and makes of them: see
+// Loads attn and its gradient for the backward and computes S̄ from them: see
 // AttnScores.cuh.
 template <typename T>
 struct ScoreGradient;
@@ -38,23 +39,23 @@ template <typename T, bool backward>
 struct RowArgs {
   Batch batch;
   Operand<T> x, y, w; // (m, d), (n, d), (n, e)
-  // Forward: contiguous, and written.
+  // The forward writes attn, which is contiguous.
   Scores<std::conditional_t<backward, const T, T>> attn;
   Scores<const T> grad_attn;
   T* z; // (m, e), contiguous
   int m, n, d, e;
 };
 
-template <typename T, int width, bool backward, int across>
+template <typename T, int width, bool backward, int slices>
 __global__ void __launch_bounds__(
-    RowSweep<width, across>::threads, width == 64 ? 2 : 1)
+    RowSweep<width, slices>::threads, width == 64 ? 2 : 1)
     attn_rows(RowArgs<T, backward> args) {
 #if ATTN_KERNELS
-  using Size = RowSweep<width, across>;
+  using Size = RowSweep<width, slices>;
   using X = typename Size::X;
   using Y = typename Size::Y;
-  constexpr int steps = width / 16, tall = Size::tall;
-  constexpr bool keep = width == 64; // x in registers
+  constexpr int steps = width / 16, m_tiles = Size::m_tiles;
+  constexpr bool keep = width == 64; // whether x stays in registers
   extern __shared__ __align__(128) uint4 shared[];
   const uint32_t x_tile =
       static_cast<uint32_t>(__cvta_generic_to_shared(shared));
@@ -83,18 +84,18 @@ __global__ void __launch_bounds__(
   wait<0>();
   __syncthreads();
 
-  // Where this lane's rows of matrices are.
+  // The addresses of this lane's matrix rows.
   const uint32_t x_row =
-      X::place(x_tile, warp / across * tall * 16 + lane % 16, lane / 16);
-  const int first = warp % across * 32; // of this warp's columns
+      X::place(x_tile, warp / slices * m_tiles * 16 + lane % 16, lane / 16);
+  const int first = warp % slices * 32; // the first of this warp's columns
   const uint32_t y_row =
       Y::place(y_tile, first + permuted(lane / 16, lane % 8), lane / 8 % 2);
   const uint32_t w_row =
       Y::place(w_tile, first + permuted(lane / 8 % 2, lane % 8), lane / 16);
-  uint32_t x[keep ? steps : 1][tall][4];
-  const auto load_x = [&](uint32_t (&to)[tall][4], int step) {
+  uint32_t x[keep ? steps : 1][m_tiles][4];
+  const auto load_x = [&](uint32_t (&to)[m_tiles][4], int step) {
 #pragma unroll
-    for (int i = 0; i < tall; ++i) {
+    for (int i = 0; i < m_tiles; ++i) {
       load_matrices(to[i], X::place_from(x_row, 16 * i, 2 * step));
     }
   };
@@ -105,15 +106,14 @@ __global__ void __launch_bounds__(
     }
   }
 
-  // Rows of this thread: `lane / 4` and 8 below it, in each of the warp's
-  // tiles.
-  const int row = row0 + warp / across * tall * 16 + lane / 4;
+  // This thread's rows in each of the warp's tiles: lane / 4 and 8 below.
+  const int row = row0 + warp / slices * m_tiles * 16 + lane / 4;
   auto* attn = sample_of(args.attn, args.batch, sample) + row * args.attn.row;
   const T* grad_attn = args.grad_attn.data
                            ? sample_of(args.grad_attn, args.batch, sample) +
                                  row * args.grad_attn.row
                            : nullptr;
-  Part<float> z[tall][width / 8] = {};
+  Fragment<float> z[m_tiles][width / 8] = {};
   for (int column = 0, stage = 0; column < args.n;
        column += Size::columns, stage ^= 1) {
     if (column) {
@@ -124,12 +124,12 @@ __global__ void __launch_bounds__(
       load_step(column + Size::columns, stage ^ 1);
     }
 #pragma unroll
-    for (int part = 0; part < Size::columns; part += 32 * across) {
-      // This thread's, and the 7 after it.
+    for (int part = 0; part < Size::columns; part += 32 * slices) {
+      // The first of this thread's 8 columns.
       const int c0 = column + part + first + 8 * (lane % 4);
       const int left = args.m - row;
-      // They come while S is multiplied.
-      uint4 a[tall][2] = {}, ga[tall][2] = {};
+      // These loads overlap with the product S.
+      uint4 a[m_tiles][2] = {}, ga[m_tiles][2] = {};
       if constexpr (backward) {
         using Gradient = ScoreGradient<T>;
         Gradient::load(a, attn, args.attn, left, c0, args.n);
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(
           Gradient::load(ga, grad_attn, args.grad_attn, left, c0, args.n);
         }
       }
-      Part<float> s[tall][4] = {};
+      Fragment<float> s[m_tiles][4] = {};
 #pragma unroll
       for (int step = 0; step < steps; ++step) {
         if constexpr (!keep) {
@@ -151,15 +151,15 @@ __global__ void __launch_bounds__(
               Y::place_from(
                   y_row + stage * Size::tile, part + 2 * j, 2 * step));
 #pragma unroll
-          for (int i = 0; i < tall; ++i) {
+          for (int i = 0; i < m_tiles; ++i) {
             mma<T>(s[i][j], x[keep ? step : 0][i], b[0], b[1]);
             mma<T>(s[i][j + 1], x[keep ? step : 0][i], b[2], b[3]);
           }
         }
       }
-      uint32_t p[tall][2][4]; // of each row, 8 columns
+      uint32_t p[m_tiles][2][4]; // 8 columns of each row
 #pragma unroll
-      for (int i = 0; i < tall; ++i) {
+      for (int i = 0; i < m_tiles; ++i) {
 #pragma unroll
         for (int below = 0; below < 2; ++below) {
           const uint4 x = a[i][below], g = ga[i][below];
@@ -181,10 +181,11 @@ __global__ void __launch_bounds__(
       if constexpr (!backward) {
         store_rows<T>(attn, p, args.attn, left, c0, args.n);
       }
-      // Beyond n there may be an inf * 0, which must not meet w's zeros.
+      // Beyond n, inf * 0 may have given NaN, which times w's zeros would be
+      // NaN.
       if (column + Size::columns > args.n) {
 #pragma unroll
-        for (int i = 0; i < 8 * tall; ++i) {
+        for (int i = 0; i < 8 * m_tiles; ++i) {
           uint32_t& both = p[i / 8][i / 4 % 2][i % 4];
           both = keep_below(both, c0 + 2 * (i % 4), args.n);
         }
@@ -197,7 +198,7 @@ __global__ void __launch_bounds__(
           load_transposed(
               b, Y::place_from(w_row + stage * Size::tile, part + 4 * u, c));
 #pragma unroll
-          for (int i = 0; i < tall; ++i) {
+          for (int i = 0; i < m_tiles; ++i) {
             const uint32_t a[4] = {
                 p[i][0][2 * u],
                 p[i][1][2 * u],
@@ -211,17 +212,17 @@ __global__ void __launch_bounds__(
     }
   }
 
-  if constexpr (across > 1) {
+  if constexpr (slices > 1) {
 #pragma unroll
-    for (int i = 0; i < tall; ++i) {
-      add_across<across>(z[i], x_tile);
+    for (int i = 0; i < m_tiles; ++i) {
+      add_slices<slices>(z[i], x_tile);
     }
-    if (warp % across) {
+    if (warp % slices) {
       return;
     }
   }
 #pragma unroll
-  for (int i = 0; i < tall; ++i) {
+  for (int i = 0; i < m_tiles; ++i) {
 #pragma unroll
     for (int below = 0; below < 2; ++below) {
       const int64_t down = row + 16 * i + 8 * below;

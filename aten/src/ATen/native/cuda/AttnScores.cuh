@@ -1,6 +1,6 @@
 #pragma once
 
-// What the backward of attn reads of attn and its gradient, and makes of them.
+// Loads attn and its gradient for the backward and computes S̄ from them.
 
 #include <ATen/native/cuda/AttnBackwardMma.cuh>
 #include <ATen/native/cuda/AttnTiles.cuh>
@@ -10,7 +10,7 @@
 
 namespace at::native::attn_tiles {
 
-// The first `count` elements of 16 bytes; the others are zero.
+// Loads `count` elements into 16 bytes and fills the rest with zeros.
 template <typename T>
 __device__ inline uint4 gather(const T* from, int64_t stride, int count) {
   constexpr int per = 16 / sizeof(T);
@@ -24,8 +24,8 @@ __device__ inline uint4 gather(const T* from, int64_t stride, int count) {
   return all;
 }
 
-// The same as Loader, of attn or its gradient, whose rows may not be as an
-// operand's.
+// Loads tiles of attn or its gradient as Loader does. Their rows need not be
+// aligned or contiguous.
 template <typename T, typename Layout, int width, int threads>
 struct ScoreLoader {
   using Aligned = Loader<T, Layout, width, threads>;
@@ -55,11 +55,12 @@ struct ScoreLoader {
 
 template <typename T>
 struct ScoreGradient {
-  // 16 bytes of attn, or its gradient, from column c on, of n, in a thread's
-  // two rows of each of `tall` tiles; m rows are left. They are read once.
-  template <int tall>
+  // Loads 16 bytes of attn, or its gradient, from column c of n, in a thread's
+  // two rows of each of `m_tiles` tiles. m rows are left. Each element is read
+  // once.
+  template <int m_tiles>
   static __device__ void load(
-      uint4 (&to)[tall][2],
+      uint4 (&to)[m_tiles][2],
       const T* row,
       const Scores<const T>& scores,
       int m,
@@ -67,7 +68,7 @@ struct ScoreGradient {
       int n) {
     const auto each = [&](const auto& load) {
 #pragma unroll
-      for (int i = 0; i < 2 * tall; ++i) {
+      for (int i = 0; i < 2 * m_tiles; ++i) {
         to[i / 2][i % 2] = load(row + 8 * i * scores.row, 8 * i < m ? n : 0);
       }
     };

@@ -1,7 +1,7 @@
 #pragma once
 
-// What the kernels of attn are given, its tiles in shared memory, and rows of
-// attn in registers.
+// The arguments of the kernels, tiles in shared memory, and rows of attn in
+// registers.
 
 #include <ATen/native/cuda/AttnMma.cuh>
 
@@ -9,8 +9,8 @@
 #include <type_traits>
 #include <utility>
 
-// Whether this is compiled for what has the kernels' instructions. For older
-// architectures, on which they are not launched, kernels have no body.
+// On architectures older than 8.0, which lack the instructions, kernels have no
+// body. They are never launched there.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
 #define ATTN_KERNELS 1
 #else
@@ -19,12 +19,12 @@
 
 namespace at::native::attn_tiles {
 
-// The numbers of warps that may share a block's rows, or columns, and divide
-// what they go through; there is a kernel for each. Without sharing, blocks are
-// largest and read least. With 4 there are most blocks, but for width 128 they
-// would need more shared memory than capability 8.6 and 8.9 have.
+// The numbers of warps that may share a block's rows, or columns; there is a
+// kernel for each. If warps share nothing, blocks are largest and read least.
+// If 4 share, there are most blocks, but for width 128 these would need more
+// shared memory than compute capability 8.6 and 8.9 have.
 template <int width>
-using Across = std::conditional_t<
+using Slices = std::conditional_t<
     width == 64,
     std::integer_sequence<int, 1, 2, 4>,
     std::integer_sequence<int, 1, 2>>;
@@ -36,11 +36,11 @@ struct Batch {
   uint32_t sizes[kBatchDims];
 };
 
-// One of q, k, v, and the gradient of output, as a matrix per sample. Its rows
-// are contiguous and start at multiples of 16 bytes.
+// q, k, v or the gradient of output: one matrix for each sample. Rows are
+// contiguous and start at multiples of 16 bytes.
 template <typename T>
 struct Operand {
-  const T* data; // null: all zeros
+  const T* data; // null if all elements are zero
   int64_t row;   // strides, in elements
   int64_t batch[kBatchDims];
 };
@@ -48,10 +48,10 @@ struct Operand {
 // attn or its gradient, (m, n) per sample.
 template <typename T>
 struct Scores {
-  T* data; // null: all zeros
+  T* data; // null if all elements are zero
   int64_t row, column;
   int64_t batch[kBatchDims];
-  bool aligned; // its rows are as an Operand's, and n is a multiple of 8
+  bool aligned; // whether rows are as an Operand's and n is a multiple of 8
 };
 
 template <typename X>
@@ -66,10 +66,11 @@ __device__ inline auto sample_of(
   return x.data + offset;
 }
 
-// How a tile lies in shared memory: its rows are panels of 128 bytes, in 8
-// chunks of 16; chunk c of row r lies at c ^ swizzle(r). Neither 8 rows in
-// succession nor the rows r, r + 1, r + 8, r + 9, ... r + 25 (r even) of a
-// permuted matrix, below, share a bank.
+// The swizzled shared-memory layout of a tile. Its rows are panels of 128
+// bytes, 8 chunks of 16 bytes each, and chunk c of row r is stored at c ^
+// swizzle(r). So there are no bank conflicts among 8 consecutive rows, nor
+// among the rows r, r + 1, r + 8, r + 9, ... r + 25 (r even) of a permuted
+// matrix, see below.
 template <int rows_>
 struct Panels {
   static constexpr int rows = rows_;
@@ -83,34 +84,35 @@ struct Panels {
            (((chunk % 8) ^ swizzle(r)) * 16);
   }
 
-  // The place of row r + down and chunk + right, if these have no bit that
-  // those have too: swizzle(r + down) is swizzle(r) ^ swizzle(down) then. It
-  // takes one instruction where down and right are known at compile time.
+  // Returns the address of row r + down and chunk + right from that of row r
+  // and chunk. r and down must have no bit in common, nor chunk and right: then
+  // swizzle(r + down) is swizzle(r) ^ swizzle(down). If down and right are
+  // compile-time constants, this is one instruction.
   static __device__ uint32_t place_from(uint32_t place, int down, int right) {
     return (place ^ ((right % 8 ^ swizzle(down)) * 16)) +
            ((right / 8) * rows + down) * 128;
   }
 };
 
-// The column of attn that column c of the j-th of four 8-wide tiles stands for.
-// A thread's pairs of columns in the four tiles are then 8 columns in
-// succession: 16 bytes, for which nothing is exchanged.
+// Returns which column of attn is column c of the j-th of four 8-wide tiles. By
+// this permutation, a thread's pairs of columns in the four tiles are 8
+// consecutive columns, which it stores as 16 bytes without shuffles.
 __device__ inline int permuted(int j, int c) {
   return 8 * (c / 2) + 2 * j + c % 2;
 }
 
-// A thread's part in loading tiles, which lie as Layout says: `width` columns
-// of an operand that has d; zeros are beyond them.
+// One thread's part in loading tiles of `width` columns, in the given Layout.
+// The operand has d columns; the rest are zeros.
 template <typename T, typename Layout, int width, int threads>
 struct Loader {
-  static constexpr int per = 16 / sizeof(T); // elements of a chunk
+  static constexpr int per = 16 / sizeof(T); // elements in a chunk
   static constexpr int chunks = width / per, step = threads / chunks;
   static_assert(threads % chunks == 0 && Layout::rows % step == 0);
-  const T* from; // of its chunk
+  const T* from; // this thread's chunk in the first row
   int64_t stride;
-  uint32_t to; // in a tile at 0
+  uint32_t to; // its offset in a tile
   int row, bytes;
-  bool whole; // no chunk has columns beyond d and others
+  bool whole; // whether d is a multiple of a chunk
 
   __device__ Loader(const T* data, int64_t stride_, int d) : stride(stride_) {
     row = threadIdx.x / chunks;
@@ -121,7 +123,7 @@ struct Loader {
     whole = d % per == 0;
   }
 
-  // The rows from `first` on, of which m are left.
+  // Loads the rows from `first` on, of which m are left.
   __device__ void load(uint32_t tile, int first, int m) const {
     const auto each = [&](const auto& copy) {
       const T* at = from + first * stride;
@@ -145,19 +147,19 @@ struct Loader {
   }
 };
 
-// 16 bytes of attn, which is contiguous, from column c on, of n, in a thread's
-// two rows of each of `tall` tiles; m rows are left.
-template <typename T, int tall>
+// Stores 16 bytes of attn, which is contiguous, from column c of n, in a
+// thread's two rows of each of `m_tiles` tiles. m rows are left.
+template <typename T, int m_tiles>
 __device__ inline void store_rows(
     T* row,
-    const uint32_t (&x)[tall][2][4],
+    const uint32_t (&x)[m_tiles][2][4],
     const Scores<T>& scores,
     int m,
     int c,
     int n) {
   const auto each = [&](const auto& store) {
 #pragma unroll
-    for (int i = 0; i < 2 * tall; ++i) {
+    for (int i = 0; i < 2 * m_tiles; ++i) {
       if (8 * i < m) {
         store(row + 8 * i * scores.row + c, x[i / 2][i % 2]);
       }
@@ -182,11 +184,11 @@ __device__ inline void store_rows(
   }
 }
 
-// This thread's columns, of `width`, of a row of sums: row lane / 4 of a tile,
-// or 8 `below` it.
+// Stores this thread's columns of a row of the accumulator: row lane / 4 of a
+// tile, or 8 `below` it. The row has d columns, padded to `width`.
 template <typename T, int width>
 __device__ inline void store_acc(
-    T* row, const Part<float> (&acc)[width / 8], int below, int d) {
+    T* row, const Fragment<float> (&acc)[width / 8], int below, int d) {
   auto* to = reinterpret_cast<uint16_t*>(row);
 #pragma unroll
   for (int c = 0; c < width / 8; ++c) {
@@ -203,17 +205,17 @@ __device__ inline void store_acc(
   }
 }
 
-// To the first warp's sums of `across` neighbours those of the others, in their
-// order, by way of shared memory that holds nothing any more.
-template <int across, typename T, int count>
-__device__ inline void add_across(Part<T> (&acc)[count], uint32_t room) {
+// Adds the accumulators of `slices` neighbouring warps to that of the first, in
+// order, through shared memory that is no longer used.
+template <int slices, typename T, int count>
+__device__ inline void add_slices(Fragment<T> (&acc)[count], uint32_t room) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const auto place_of = [&](int w, int c, int i, int j) {
     const int at = ((w * count + c) * 2 + i) * 2 + j;
     return room + (at * 32 + lane) * static_cast<uint32_t>(sizeof(T));
   };
   __syncthreads();
-  if (warp % across) {
+  if (warp % slices) {
 #pragma unroll
     for (int c = 0; c < count; ++c) {
 #pragma unroll
@@ -224,9 +226,9 @@ __device__ inline void add_across(Part<T> (&acc)[count], uint32_t room) {
     }
   }
   __syncthreads();
-  if (warp % across == 0) {
+  if (warp % slices == 0) {
 #pragma unroll 1
-    for (int other = 1; other < across; ++other) {
+    for (int other = 1; other < slices; ++other) {
 #pragma unroll
       for (int c = 0; c < count; ++c) {
 #pragma unroll
@@ -241,25 +243,26 @@ __device__ inline void add_across(Part<T> (&acc)[count], uint32_t room) {
   }
 }
 
-// tanh, off by less than rounding the result to T is.
+// Returns tanh(x), with an error smaller than that of rounding it to T.
 template <typename T>
 __device__ inline float tanh_for(float x);
 
-// bfloat16's rounding is 2^-9.
+// Rounding to bfloat16 has an error of 2^-9.
 template <>
 __device__ inline float tanh_for<__nv_bfloat16>(float x) {
   return tanh_approx(x);
 }
 
-// tanh(x) = 1 - 2 / (exp(2 x) + 1), off by some 2^-22, which is too much for
-// small x; but for them tanh(x) is x within 2^-13. half's rounding is 2^-12.
+// tanh(x) = 1 - 2 / (exp(2 x) + 1), with an absolute error of about 2^-22. That
+// is too large for small x, where x itself is tanh(x) within 2^-13. Rounding to
+// half has an error of 2^-12.
 template <>
 __device__ inline float tanh_for<__half>(float x) {
   const float y = 1 - __fdividef(2, __expf(2 * x) + 1);
   return fabsf(x) < 0x1p-6f ? x : y;
 }
 
-// Of two elements at `i` and `i + 1`, those below n; zeros for the others.
+// Keeps the elements at i and i + 1 that are below n and zeroes the others.
 __device__ inline uint32_t keep_below(uint32_t both, int i, int n) {
   return both & ((i < n ? 0xffff : 0) | (i + 1 < n ? 0xffff0000 : 0));
 }

@@ -7,18 +7,19 @@
 
 namespace at::native::attn_tiles {
 
-template <typename T, int width, int across> // see ColumnSweep
+// See ColumnSweep.
+template <typename T, int width, int slices>
 struct WideColumnSweep {
   static constexpr int warps = 4, threads = 32 * warps;
-  static constexpr int columns = 64 / across;        // of attn in a block
-  static constexpr int rows = across == 4 ? 32 : 16; // of attn in a step
+  static constexpr int columns = 64 / slices;        // columns in a block
+  static constexpr int rows = slices == 4 ? 32 : 16; // rows in a step
   static constexpr int by_columns = kByColumns<T, width>;
   static constexpr int by_rows = kByRows<T, width>;
   static constexpr int score_row = kByRows<T, columns>;
   using V = Padded<T, columns, by_columns>;
   using Q = Padded<T, rows, by_rows>;
   using G = Padded<T, rows, by_columns>;
-  using A = Padded<T, rows, score_row>; // and attn's gradient
+  using A = Padded<T, rows, score_row>; // attn's gradient has it too
   static constexpr int stage = Q::bytes + G::bytes + 2 * A::bytes;
   static constexpr int shared = V::bytes + 2 * stage;
 };
@@ -28,12 +29,12 @@ template <
     int width,
     Precision precision,
     bool both, // see attn_columns
-    int across>
-__global__ void __launch_bounds__(WideColumnSweep<T, width, across>::threads, 2)
+    int slices>
+__global__ void __launch_bounds__(WideColumnSweep<T, width, slices>::threads, 2)
     attn_wide_columns(ColumnArgs<T> args) {
 #if ATTN_KERNELS
-  using Size = WideColumnSweep<T, width, across>;
-  constexpr int parts = Size::rows / (8 * across);
+  using Size = WideColumnSweep<T, width, slices>;
+  constexpr int parts = Size::rows / (8 * slices);
   extern __shared__ uint4 shared[];
   const uint32_t v_tile =
       static_cast<uint32_t>(__cvta_generic_to_shared(shared));
@@ -87,17 +88,17 @@ __global__ void __launch_bounds__(WideColumnSweep<T, width, across>::threads, 2)
       .load(v_tile, column0, columns_left);
   load_step(0, 0);
 
-  const int first = warp % across * 8 * parts; // of this warp's rows
-  // This thread's columns of attn are `column` and 8 after it.
-  const int column = warp / across * 16 + g;
+  const int first = warp % slices * 8 * parts; // the first of this warp's rows
+  // This thread's columns of attn are `column` and column + 8.
+  const int column = warp / slices * 16 + g;
   const uint32_t v_row =
       v_tile + (column * Size::by_columns + 2 * t) * sizeof(T);
-  // Of q, or G_o if grad_v is the one that is wanted: where its rows are in a
-  // stage, and how far apart.
+  // The other factor is q, or G_o if only grad_v is wanted: its offset in a
+  // stage, and the distance of its rows.
   const uint32_t factor = of_k ? 0 : Size::Q::bytes;
   const int factor_row = of_k ? Size::by_rows : Size::by_columns;
-  // That one, or grad_k; and grad_v, if both are wanted.
-  Part<T> acc[width / 8] = {}, grad_v[width / 8] = {};
+  // acc is grad_k if that is wanted, else grad_v. If both are, grad_v is apart.
+  Fragment<T> acc[width / 8] = {}, grad_v[width / 8] = {};
   for (int row = 0, stage = 0; row < args.m; row += Size::rows, stage ^= 1) {
     wait<0>();
     __syncthreads();
@@ -108,15 +109,15 @@ __global__ void __launch_bounds__(WideColumnSweep<T, width, across>::threads, 2)
     const uint32_t g_tile = q_tile + Size::Q::bytes;
     const uint32_t a_tile = g_tile + Size::G::bytes;
 
-    // attnᵀ and S̄ᵀ, in parts of 8 rows of attn
-    Part<T> a[parts], p[parts];
+    // attnᵀ and S̄ᵀ, as fragments of 8 rows of attn
+    Fragment<T> a[parts], p[parts];
 #pragma unroll
     for (int part = 0; part < parts; ++part) {
       Accumulator<T, precision> s;
       if (of_k && has_output) {
 #pragma unroll 4
         for (int c = 0; c < width; c += 8) {
-          Part<T> x;
+          Fragment<T> x;
           T b[2];
           load_pair(x[0], v_row + c * sizeof(T));
           load_pair(x[1], v_row + (8 * Size::by_columns + c) * sizeof(T));
@@ -137,7 +138,8 @@ __global__ void __launch_bounds__(WideColumnSweep<T, width, across>::threads, 2)
           const T x = load_shared<T>(at);
           const T ga = has_attn ? load_shared<T>(at + Size::A::bytes) : T(0);
           a[part][i][h] = x;
-          // Beyond m there may be an inf * 0, which must not meet q's zeros.
+          // Beyond m, inf * 0 may have given NaN, which times q's zeros would
+          // be NaN.
           p[part][i][h] = !of_k ? x
                           : row + r < args.m
                               ? (s.value(i, h) + ga) * ::fma(-x, x, T(1))
@@ -146,7 +148,7 @@ __global__ void __launch_bounds__(WideColumnSweep<T, width, across>::threads, 2)
       }
     }
 
-    // Summed apart: see attn_wide_rows.
+    // Each step is summed by itself: see attn_wide_rows.
 #pragma unroll
     for (int c = 0; c < width / 8; ++c) {
       Accumulator<T, precision> of_p, of_a;
@@ -178,12 +180,12 @@ __global__ void __launch_bounds__(WideColumnSweep<T, width, across>::threads, 2)
     }
   }
 
-  if constexpr (across > 1) {
-    add_across<across>(acc, v_tile);
+  if constexpr (slices > 1) {
+    add_slices<slices>(acc, v_tile);
     if constexpr (both) {
-      add_across<across>(grad_v, v_tile);
+      add_slices<slices>(grad_v, v_tile);
     }
-    if (warp % across) {
+    if (warp % slices) {
       return;
     }
   }

@@ -1,7 +1,7 @@
 #pragma once
 
-// Matrix products of one warp on tensor cores, for float and double, and what
-// is around them: PTX for compute capability 8.0 and later.
+// Matrix products of one warp on tensor cores, for float and double, with their
+// loads and stores: PTX for compute capability 8.0 and later.
 
 #include <ATen/native/cuda/AttnMma.cuh>
 
@@ -9,12 +9,12 @@
 
 namespace at::native::attn_tiles {
 
-// c += a b, with a: 16 x 8, b: 8 x 8; of b, a thread of lane 4 g + t has [j] at
-// row 2 t + j and column g. The instruction's columns of a and rows of b, t and
-// t + 4, are here 2 t and 2 t + 1: the order in which a sum's terms come, and
-// nothing else.
+// c += a b, where a is 16 x 8 and b is 8 x 8. Lane 4 g + t holds the elements
+// of b at row 2 t + j, for j = 0 and 1, and column g. The instruction itself
+// takes columns t and t + 4 of a, and these rows of b. Here they are 2 t and 2
+// t + 1, which only changes the order of the terms in a sum.
 __device__ inline void mma(
-    Part<float>& c, const Part<float>& a, const float (&b)[2]) {
+    Fragment<float>& c, const Fragment<float>& a, const float (&b)[2]) {
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
       "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[1][0]), "+f"(c[1][1])
@@ -27,7 +27,7 @@ __device__ inline void mma(
 }
 
 __device__ inline void mma(
-    Part<double>& c, const Part<double>& a, const double (&b)[2]) {
+    Fragment<double>& c, const Fragment<double>& a, const double (&b)[2]) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
 #pragma unroll
@@ -40,7 +40,7 @@ __device__ inline void mma(
   }
 }
 
-// x with the 11 bits of a significand that tensor cores take.
+// Rounds x to the 11 bits of a significand that tensor cores take.
 __device__ inline float to_tf32(float x) {
   uint32_t bits;
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
@@ -51,7 +51,7 @@ __device__ inline double to_tf32(double x) {
   return x;
 }
 
-// Shared memory.
+// Loads and stores in shared memory.
 __device__ inline void load_pair(float (&x)[2], uint32_t address) {
   asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];"
                : "=f"(x[0]), "=f"(x[1])
@@ -77,7 +77,7 @@ __device__ inline void store_shared(uint32_t to, double x) {
   asm volatile("st.shared.f64 [%0], %1;" ::"r"(to), "d"(x) : "memory");
 }
 
-// Memory that is read, or written, once.
+// Loads and stores in global memory, of elements that are used once.
 __device__ inline void load_pair(float (&x)[2], const float* from) {
   const float2 both = __ldcs(reinterpret_cast<const float2*>(from));
   x[0] = both.x;

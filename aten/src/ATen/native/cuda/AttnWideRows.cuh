@@ -7,13 +7,14 @@
 
 namespace at::native::attn_tiles {
 
-template <typename T, int width, int across> // see RowSweep
+// See RowSweep.
+template <typename T, int width, int slices>
 struct WideRowSweep {
   static constexpr int warps = 4, threads = 32 * warps;
-  static constexpr int rows = 64 / across; // of attn in a block
-  // Of attn in a step; more would take more registers than there are.
+  static constexpr int rows = 64 / slices; // rows of attn in a block
+  // Columns of attn in a step. For more there are too few registers.
   static constexpr int columns =
-      (sizeof(T) * width <= 256 ? 32 : 16) * (across == 4 ? 2 : 1);
+      (sizeof(T) * width <= 256 ? 32 : 16) * (slices == 4 ? 2 : 1);
   static constexpr int by_columns = kByColumns<T, width>;
   static constexpr int by_rows = kByRows<T, width>;
   using X = Padded<T, rows, by_columns>;
@@ -23,12 +24,12 @@ struct WideRowSweep {
   static constexpr int shared = X::bytes + 2 * stage;
 };
 
-template <typename T, int width, bool backward, Precision precision, int across>
-__global__ void __launch_bounds__(WideRowSweep<T, width, across>::threads, 2)
+template <typename T, int width, bool backward, Precision precision, int slices>
+__global__ void __launch_bounds__(WideRowSweep<T, width, slices>::threads, 2)
     attn_wide_rows(RowArgs<T, backward> args) {
 #if ATTN_KERNELS
-  using Size = WideRowSweep<T, width, across>;
-  constexpr int tiles = Size::columns / (8 * across);
+  using Size = WideRowSweep<T, width, slices>;
+  constexpr int tiles = Size::columns / (8 * slices);
   extern __shared__ uint4 shared[];
   const uint32_t x_tile =
       static_cast<uint32_t>(__cvta_generic_to_shared(shared));
@@ -56,19 +57,19 @@ __global__ void __launch_bounds__(WideRowSweep<T, width, across>::threads, 2)
       .load(x_tile, row0, args.m - row0);
   load_step(0, 0);
 
-  const int first = warp % across * 8 * tiles; // of this warp's columns
-  // This thread's rows of attn are `row` and 8 below it.
-  const int row = row0 + warp / across * 16 + g;
+  const int first = warp % slices * 8 * tiles; // the first of its columns
+  // This thread's rows of attn are `row` and row + 8.
+  const int row = row0 + warp / slices * 16 + g;
   const uint32_t x_row =
-      x_tile + (warp / across * 16 + g) * by_columns * sizeof(T);
-  // Of so few terms, a sum of tensor cores' is further off than a plain one.
+      x_tile + (warp / slices * 16 + g) * by_columns * sizeof(T);
+  // For so few terms, tensor cores are less exact than plain FMA.
   const bool few = precision == Precision::split && !backward && args.d <= 16;
   auto* attn = sample_of(args.attn, args.batch, sample) + row * args.attn.row;
   const T* grad_attn = args.grad_attn.data
                            ? sample_of(args.grad_attn, args.batch, sample) +
                                  row * args.grad_attn.row
                            : nullptr;
-  Part<T> z[width / 8] = {};
+  Fragment<T> z[width / 8] = {};
   for (int column = 0, stage = 0; column < args.n;
        column += Size::columns, stage ^= 1) {
     wait<0>();
@@ -80,12 +81,12 @@ __global__ void __launch_bounds__(WideRowSweep<T, width, across>::threads, 2)
     const uint32_t w_tile = y_tile + Size::Y::bytes;
 
     const int left = args.m - row;
-    const int c0 = column + first + 2 * t; // and the next, in each tile
-    Part<T> a[tiles], grad[tiles] = {};
-    if constexpr (backward) { // they come while S is multiplied
-      load_parts(a, attn, args.attn, left, c0, args.n);
+    const int c0 = column + first + 2 * t; // the first column of two in a tile
+    Fragment<T> a[tiles], grad[tiles] = {};
+    if constexpr (backward) { // these loads overlap with the product S
+      load_fragments(a, attn, args.attn, left, c0, args.n);
       if (grad_attn) {
-        load_parts(grad, grad_attn, args.grad_attn, left, c0, args.n);
+        load_fragments(grad, grad_attn, args.grad_attn, left, c0, args.n);
       }
     }
     Accumulator<T, precision> s[tiles];
@@ -100,7 +101,7 @@ __global__ void __launch_bounds__(WideRowSweep<T, width, across>::threads, 2)
 #pragma unroll
       for (int c = 0; c < width; c += 8) {
         const uint32_t pair = (c + 2 * t) * sizeof(T);
-        Part<T> x;
+        Fragment<T> x;
         load_pair(x[0], x_row + pair);
         load_pair(x[1], x_row + 8 * by_columns * sizeof(T) + pair);
 #pragma unroll
@@ -113,7 +114,7 @@ __global__ void __launch_bounds__(WideRowSweep<T, width, across>::threads, 2)
       }
     }
 
-    Part<T> p[tiles];
+    Fragment<T> p[tiles];
 #pragma unroll
     for (int j = 0; j < tiles; ++j) {
 #pragma unroll
@@ -127,9 +128,9 @@ __global__ void __launch_bounds__(WideRowSweep<T, width, across>::threads, 2)
       }
     }
     if constexpr (!backward) {
-      store_parts(attn, p, args.attn, left, c0, args.n);
+      store_fragments(attn, p, args.attn, left, c0, args.n);
     }
-    // Beyond n there may be an inf * 0, which must not meet w's zeros.
+    // Beyond n, inf * 0 may have given NaN, which times w's zeros would be NaN.
     if (column + Size::columns > args.n) {
 #pragma unroll
       for (int i = 0; i < 4 * tiles; ++i) {
@@ -138,7 +139,8 @@ __global__ void __launch_bounds__(WideRowSweep<T, width, across>::threads, 2)
       }
     }
 
-    // Summed apart from z, whose additions are rounded: tensor cores cut off.
+    // Each step is summed by itself and then added to z with rounding, because
+    // tensor cores truncate.
 #pragma unroll
     for (int c = 0; c < width / 8; ++c) {
       Accumulator<T, precision> acc;
@@ -161,9 +163,9 @@ __global__ void __launch_bounds__(WideRowSweep<T, width, across>::threads, 2)
     }
   }
 
-  if constexpr (across > 1) {
-    add_across<across>(z, x_tile);
-    if (warp % across) {
+  if constexpr (slices > 1) {
+    add_slices<slices>(z, x_tile);
+    if (warp % slices) {
       return;
     }
   }

@@ -10,27 +10,30 @@
 
 namespace at::native::attn_tiles {
 
-// How float is multiplied by tensor cores, which take 11 bits of a significand.
+// How tensor cores, which take 11 bits of a significand, multiply float.
 enum class Precision {
-  plain, // double; or float rounded to that
-  split, // x = hi + lo, x y = hi hi' + (hi lo' + lo hi'), off by some 2^-23
+  plain, // double as it is, float rounded to 11 bits
+  // 3xTF32: x = big + small, x y = big big' + (big small' + small big'), with
+  // an error of about 2^-23
+  split,
 };
 
-// x rounded to 11 bits; a NaN may become a number, but then x - high(x) is NaN.
-__device__ inline float high(float x) {
+// Rounds x to 11 bits. A NaN may become a number, but then x - big(x) is NaN.
+__device__ inline float big(float x) {
   return __uint_as_float((__float_as_uint(x) + 0x1000) & 0xffffe000);
 }
 
-// acc + rest or, if acc is infinite or NaN, acc: the rest of an inf is NaN.
+// Returns acc + rest, or acc if that is infinite or NaN, because the small part
+// of an infinity is NaN.
 __device__ inline float with_rest(float acc, float rest) {
   return acc - acc == 0 ? acc + rest : acc;
 }
 
-// As Across is. Split products take longer than what smaller blocks read anew;
-// plain ones don't, so that blocks of 4 would wait for the L2 cache. Of double,
-// those in between have to do.
+// Like Slices, for float and double. Split products take so long that smaller
+// blocks may read more. Plain products don't: if 4 warps shared, they would
+// wait for the L2 cache. For double there is only one kernel.
 template <typename T, Precision precision>
-using WideAcross = std::conditional_t<
+using WideSlices = std::conditional_t<
     std::is_same_v<T, double>,
     std::integer_sequence<int, 2>,
     std::conditional_t<
@@ -40,39 +43,40 @@ using WideAcross = std::conditional_t<
 
 template <typename T, Precision precision>
 struct Accumulator {
-  Part<T> acc = {}, rest = {};
+  Fragment<T> acc = {}, rest = {};
 
-  // With `round` for long sums: tensor cores cut off what they add to.
+  // acc += a b. Long sums need `round`, because tensor cores truncate.
   template <bool round = false>
-  __device__ void add(const Part<T>& a, const T (&b)[2]) {
+  __device__ void add(const Fragment<T>& a, const T (&b)[2]) {
     if constexpr (precision == Precision::split) {
-      Part<T> hi, lo;
-      T hi_b[2], lo_b[2];
+      Fragment<T> big_a, small_a;
+      T big_b[2], small_b[2];
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        hi[0][j] = high(a[0][j]);
-        hi[1][j] = high(a[1][j]);
-        hi_b[j] = high(b[j]);
-        // Of 12 bits, the last of which is cut off: no worse than rounding.
-        lo[0][j] = a[0][j] - hi[0][j];
-        lo[1][j] = a[1][j] - hi[1][j];
-        lo_b[j] = b[j] - hi_b[j];
+        big_a[0][j] = big(a[0][j]);
+        big_a[1][j] = big(a[1][j]);
+        big_b[j] = big(b[j]);
+        // These have 12 bits. Tensor cores drop the last one, which is no worse
+        // than rounding.
+        small_a[0][j] = a[0][j] - big_a[0][j];
+        small_a[1][j] = a[1][j] - big_a[1][j];
+        small_b[j] = b[j] - big_b[j];
       }
-      mma(rest, lo, hi_b);
-      mma(rest, hi, lo_b);
+      mma(rest, small_a, big_b);
+      mma(rest, big_a, small_b);
       if constexpr (round) {
-        Part<T> sum = {};
-        mma(sum, hi, hi_b);
+        Fragment<T> sum = {};
+        mma(sum, big_a, big_b);
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
           acc[0][j] += sum[0][j];
           acc[1][j] += sum[1][j];
         }
       } else {
-        mma(acc, hi, hi_b);
+        mma(acc, big_a, big_b);
       }
     } else {
-      const Part<T> x = {
+      const Fragment<T> x = {
           {to_tf32(a[0][0]), to_tf32(a[0][1])},
           {to_tf32(a[1][0]), to_tf32(a[1][1])}};
       const T y[2] = {to_tf32(b[0]), to_tf32(b[1])};
@@ -89,14 +93,14 @@ struct Accumulator {
   }
 };
 
-// c += x yᵀ without tensor cores, of d columns (an odd one's neighbour is
-// zero): rows g and g + 8 of x, from its row g on, and 2 t and 2 t + 1 of y.
+// c += x yᵀ without tensor cores, for d columns, padded with a zero if d is
+// odd. Takes rows g and g + 8 of x, and rows 2 t and 2 t + 1 of y.
 template <typename T, int stride>
 __device__ inline void add_exactly(
-    Part<T>& c, uint32_t x_row, uint32_t y_row, int d) {
+    Fragment<T>& c, uint32_t x_row, uint32_t y_row, int d) {
 #pragma unroll 1
   for (int at = 0; at < d; at += 2) {
-    Part<T> x, y;
+    Fragment<T> x, y;
     const uint32_t pair = at * sizeof(T);
     load_pair(x[0], x_row + pair);
     load_pair(x[1], x_row + 8 * stride * sizeof(T) + pair);
@@ -112,15 +116,14 @@ __device__ inline void add_exactly(
   }
 }
 
-// Elements from one row of a tile to the next. Of factors that are read in
-// pairs of columns, and of those that are read in pairs of rows: in neither
-// case two threads meet in a bank.
+// The leading dimension of a tile that is read in pairs of columns, and of one
+// that is read in pairs of rows. Both avoid bank conflicts.
 template <typename T, int width>
 constexpr int kByColumns = width + 8;
 template <typename T, int width>
 constexpr int kByRows = width + (sizeof(T) == 4 ? 4 : 2);
 
-// How such a tile lies in shared memory.
+// The shared-memory layout of such a tile.
 template <typename T, int rows_, int stride>
 struct Padded {
   static constexpr int rows = rows_;
@@ -135,11 +138,11 @@ struct Padded {
   }
 };
 
-// A thread's elements of attn, or of its gradient, from column c on, of n, in
-// tiles of 8 columns; m rows are left.
+// Loads a thread's elements of attn, or of its gradient, from column c of n, in
+// tiles of 8 columns. m rows are left.
 template <typename T, int tiles>
-__device__ inline void load_parts(
-    Part<T> (&to)[tiles],
+__device__ inline void load_fragments(
+    Fragment<T> (&to)[tiles],
     const T* row,
     const Scores<const T>& scores,
     int m,
@@ -172,11 +175,11 @@ __device__ inline void load_parts(
   }
 }
 
-// The same to attn, which is contiguous.
+// Stores the same elements of attn, which is contiguous.
 template <typename T, int tiles>
-__device__ inline void store_parts(
+__device__ inline void store_fragments(
     T* row,
-    const Part<T> (&x)[tiles],
+    const Fragment<T> (&x)[tiles],
     const Scores<T>& scores,
     int m,
     int c,
@@ -208,7 +211,7 @@ __device__ inline void store_parts(
   }
 }
 
-// Two elements from column c on of a row that is contiguous, of n.
+// Stores two elements from column c of a contiguous row of n columns.
 template <typename T>
 __device__ inline void store_two(
     T* row, const T (&x)[2], int c, int n, bool aligned) {
