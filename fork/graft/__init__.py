@@ -4,14 +4,3 @@ from fork.graft.base import INSTALLED, Base
 from fork.graft.build import made_of, open_graft
 from fork.graft.cuda_check import cuda_check
 from fork.graft.install import STAMP, graft_into, run_example
-
-__all__ = [
-    "INSTALLED",
-    "STAMP",
-    "Base",
-    "cuda_check",
-    "graft_into",
-    "made_of",
-    "open_graft",
-    "run_example",
-]

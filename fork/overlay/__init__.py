@@ -3,12 +3,7 @@
 from fork.overlay.check import check, unfinished
 from fork.overlay.edit import MARK, Edit, blank_lines, is_edit, is_source, resolve, target_of
 from fork.overlay.new import new
-from fork.overlay.releases import (
-    RELEASES,
-    default_release,
-    download_wheel,
-    suites_release,
-)
+from fork.overlay.releases import RELEASES, default_release, download_wheel, suites_release
 from fork.overlay.stack import (
     BUILT,
     DERIVATIVES,
@@ -23,38 +18,3 @@ from fork.overlay.stack import (
 )
 from fork.overlay.tree import apply, copy_pristine, make_tree, write
 from fork.overlay.upstream import UNPACKED, Upstream, is_grafted, wheel_place
-
-__all__ = [
-    "BUILT",
-    "DERIVATIVES",
-    "MARK",
-    "NATIVE",
-    "RELEASES",
-    "SECTIONS",
-    "TRAILER",
-    "UNPACKED",
-    "Added",
-    "Commit",
-    "Edit",
-    "Stack",
-    "Upstream",
-    "apply",
-    "blank_lines",
-    "check",
-    "copy_pristine",
-    "default_release",
-    "download_wheel",
-    "files_under",
-    "is_edit",
-    "is_grafted",
-    "is_source",
-    "make_tree",
-    "new",
-    "operators",
-    "resolve",
-    "suites_release",
-    "target_of",
-    "unfinished",
-    "wheel_place",
-    "write",
-]

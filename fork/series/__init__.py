@@ -5,5 +5,3 @@ from fork.series.branch import commits, export
 from fork.series.form import lint
 from fork.series.remarks import review
 from fork.series.table import table
-
-__all__ = ["absorb", "commits", "export", "lint", "review", "table"]

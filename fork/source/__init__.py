@@ -3,5 +3,3 @@
 from fork.source.build import build_whole, configured, table
 from fork.source.debian import pristine
 from fork.source.place import Place
-
-__all__ = ["Place", "build_whole", "configured", "pristine", "table"]

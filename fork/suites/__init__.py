@@ -10,23 +10,3 @@ from fork.suites.plan import problems
 from fork.suites.record import HEADS, Record
 from fork.suites.report import finish, finish_stack, table
 from fork.suites.site import run_site
-
-__all__ = [
-    "HEADS",
-    "SUITES",
-    "Record",
-    "bench",
-    "bench_gpu",
-    "figures",
-    "finish",
-    "finish_stack",
-    "problems",
-    "table",
-    "run_course",
-    "run_own",
-    "run_on_build",
-    "run_sanitized",
-    "run_site",
-    "run_stack",
-    "run_upstream",
-]
