@@ -21,6 +21,8 @@ from fork.overlay.edit import Edit, is_edit
 from fork.overlay.stack import DERIVATIVES, NATIVE, Commit, Stack, files_under, operators
 from fork.project import FILE, PROJECT
 
+# Templates. Those below overlay/ lie at the path of the file that they become; in a path, NAME and
+# CAMEL stand for the operator's name.
 HERE = Path(__file__).parent / "skeleton"
 # Numbers as Python, C++ and the schema parsers of PyTorch all read them: no zero comes first.
 INTEGER = r"(0|[1-9]\d{0,17})"
@@ -141,7 +143,7 @@ def new(root: Path, name: str, schema: str, into: Path | None = None) -> list[st
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(text)
     folder.mkdir(parents=True)
-    message = fill("commit.md", operator)
+    message = fill("commit.md.in", operator)
     title, body = re.fullmatch(r"# (.+)\n\n(.*)", message, re.S).groups()
     commit = Commit(number, folder, title, body, tuple(sorted(files)), ())
     (folder / "commit.md").write_text(commit.text())
@@ -239,51 +241,10 @@ def upstream_has(name: str) -> bool:
 
 def skeleton(op: Operator) -> dict[str, str]:
     """Returns the text of each file, by its path; of an edit, what it adds."""
-    derivative = []
-    if len(op.results) > 1:
-        named = f"grad_{op.results[0]}" if op.results[0] else "grads[0]"
-        derivative.append(
-            f"  # The gradient of a result that is not used is undefined: {named}.defined()"
-        )
-    derivative += [
-        f'  {t}: not_implemented("TODO({op.name}) the gradient of {t}")' for t in op.tensors
-    ]
-    parts = {
-        NATIVE: (
-            "# @@ before: - func: baddbmm(Tensor self, Tensor batch1,",
-            [f"- func: {op.schema}", "  dispatch:", f"    CompositeExplicitAutograd: {op.name}"],
-        ),
-        DERIVATIVES: (
-            "# @@ before: - name: baddbmm(Tensor self, Tensor batch1,",
-            [f"- name: {op.schema}", *derivative],
-        ),
-        "build_variables.edit.bzl": (
-            '# @@ before: "aten/src/ATen/native/AveragePool2d.cpp",',
-            [f'    "aten/src/ATen/native/{op.camel}.cpp",'],
-        ),
-        "docs/source/torch.edit.rst": (".. @@ before: baddbmm", [f"    {op.name}"]),
-        "torch/_dynamo/trace_rules.edit.py": (
-            '# @@ before: "torch.avg_pool1d",',
-            [f'        "torch.{op.name}",'],
-        ),
-        "torch/_torch_docs.edit.py": (
-            '# @@ after: torch.histogramdd.__module__ = "torch"',
-            fill("docs.py", op).splitlines(),
-        ),
-        "torch/overrides.edit.py": (
-            "# @@ after: torch.atleast_3d: lambda",
-            [f"        torch.{op.name}: lambda {op.signature}: -1,"],
-        ),
-    }
-    files = {path: "\n".join([mark, *lines]) + "\n" for path, (mark, lines) in parts.items()}
-    opinfos = "torch/testing/_internal/opinfo/definitions"
-    files[f"{opinfos}/__init__.edit.py"] = (
-        f"# @@ before: _masked,\n    {op.name},\n\n"
-        f"# @@ before: *_masked.op_db,\n    *{op.name}.op_db,\n"
-    )
-    files[f"{opinfos}/{op.name}.py"] = fill("opinfo.py", op)
-    files[f"aten/src/ATen/native/{op.camel}.cpp"] = fill("kernel.cpp", op)
-    files[f"test/test_{op.name}.py"] = fill("test.py", op)
+    files = {}
+    for template in files_under(HERE / "overlay"):
+        path = template.removesuffix(".in").replace("NAME", op.name).replace("CAMEL", op.camel)
+        files[path] = fill(f"overlay/{template}", op)
     return files
 
 
@@ -294,26 +255,31 @@ def fill(template: str, op: Operator) -> str:
     values = {a.name: TYPES[a.type].sample for a in op.arguments}
     values |= {t: f"make({shape})" for t, shape in zip(tensors, shapes, strict=True)}
     sample = [(f"{a.name}=" if a.keyword_only else "") + values[a.name] for a in op.arguments]
-    if len(op.results) == 1:
-        returns, result = "Tensor", "Tensor"
-    else:
-        returns = f"std::tuple<{', '.join('Tensor' for _ in op.results)}>"
-        result = f"({', '.join('Tensor' for _ in op.results)})"
+    gradients = [f'  {t}: not_implemented("TODO({op.name}) the gradient of {t}")' for t in tensors]
+    returns = result = "Tensor"
+    if len(op.results) > 1:
+        of_each = ", ".join("Tensor" for _ in op.results)
+        returns, result = f"std::tuple<{of_each}>", f"({of_each})"
+        first = f"grad_{op.results[0]}" if op.results[0] else "grads[0]"
+        about = f"  # The gradient of a result that is not used is undefined: {first}.defined()"
+        gradients.insert(0, about)
     words = {
         "Camel": op.camel,
         "args": "\n".join(f"    {a.name} ({a.type}): TODO({op.name})" for a in op.arguments),
         "count": str(len(op.results)),
+        "gradients": "\n".join(gradients),
         "name": op.name,
         "names": str([a.name for a in op.arguments]),
         "parameters": ", ".join(f"{TYPES[a.type].cpp} {a.name}" for a in op.arguments),
         "result": result,
         "returns": returns,
         "sample": ", ".join(sample),
+        "schema": op.schema,
         "shapes": ", ".join(shapes) + ("," if len(shapes) == 1 else ""),
         "signature": op.signature,
         "tensors": ", ".join(tensors),
     }
-    return Template((HERE / f"{template}.in").read_text()).substitute(words)
+    return Template((HERE / template).read_text()).substitute(words)
 
 
 def joined(path: str, old: str, more: str) -> str:
@@ -358,5 +324,5 @@ def copy_machinery(root: Path, into: Path, op: Operator) -> None:
         shutil.copyfile(root / "fork" / path, place)
     place = into / FILE
     place.write_text(place.read_text().replace(f'project = "{PROJECT}"', f'project = "{op.name}"'))
-    (into / "README.md").write_text(fill("README.md", op))
+    (into / "README.md").write_text(fill("README.md.in", op))
     (into / "stack").mkdir()
