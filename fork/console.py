@@ -17,13 +17,11 @@ from rich.progress import (
     BarColumn,
     Progress,
     SpinnerColumn,
-    Task,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
 from rich.table import Table
-from rich.text import Text
 
 from fork.errors import ForkError, cause
 
@@ -59,13 +57,6 @@ class Step:
         self._progress.update(self._task, completed=done, total=total, **words)
 
 
-class Remaining(TimeRemainingColumn):
-    """Shows the time that is left, if the step knows how much there is to do."""
-
-    def render(self, task: Task) -> Text:
-        return Text() if task.total is None else super().render(task)
-
-
 @contextmanager
 def _reports(progress: Progress) -> Iterator[None]:
     """Prints a line every SILENCE seconds while the block runs: how far the step is."""
@@ -97,7 +88,7 @@ def step(title: str) -> Iterator[Step]:
     start = time.monotonic()
     columns = (
         *(SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=20)),
-        *(TimeElapsedColumn(), Remaining(elapsed_when_finished=False)),
+        *(TimeElapsedColumn(), TimeRemainingColumn()),
     )
     # What is printed while the block runs appears above the line.
     settings = {"console": console, "transient": True, "disable": not console.is_terminal}

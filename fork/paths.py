@@ -19,9 +19,9 @@ SOURCES = BUILD / "source"  # PyTorch's own
 
 
 @contextmanager
-def alone(*within: str) -> Iterator[None]:
+def alone(within: str | Path = "") -> Iterator[None]:
     """Holds the lock of build/ or of a folder in it: the second of two runs waits for the first."""
-    folder = BUILD.joinpath(*within)
+    folder = BUILD / within
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
         try:

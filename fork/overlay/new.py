@@ -5,9 +5,8 @@ from __future__ import annotations
 import importlib.util
 import keyword
 import re
-import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +18,7 @@ from pygments.token import Keyword, Name
 from fork.errors import ForkError
 from fork.overlay.edit import Edit, is_edit
 from fork.overlay.stack import DERIVATIVES, NATIVE, Commit, Stack, files_under, operators
+from fork.overlay.tree import write
 from fork.project import FILE, PROJECT
 
 # Templates. Those below overlay/ lie at the path of the file that they become; in a path, NAME and
@@ -45,9 +45,9 @@ TYPES = {
     "int": Type("int64_t", "2", f"-?{INTEGER}", "an integer"),
     "bool": Type("bool", "True", "True|False", "True or False"),
 }
-# A new repository gets these files from this one: the machinery, and what drives it.
+# A new repository gets these files from this one, beside fork/, which they drive.
 MACHINERY = (
-    *("fork", "CMakeLists.txt", "Makefile", "pyproject.toml", "requirements.txt", "setup.py"),
+    *("CMakeLists.txt", "Makefile", "pyproject.toml", "requirements.txt", "setup.py"),
     *(".clang-format", ".gitignore", ".yamllint"),
 )
 NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
@@ -111,19 +111,16 @@ def new(root: Path, name: str, schema: str, into: Path | None = None) -> list[st
     """
     operator = parse(name, schema)
     if into is None:
-        stack = Stack(root)
-        commits = stack.commits
+        target, commits, taken = root, Stack(root).commits, operators(root / NATIVE)
     else:
-        stack, commits = None, []
+        target, commits, taken = into, [], []
         if into.exists() and (not into.is_dir() or any(into.iterdir())):
             raise ForkError(f"{into}: exists; name a new folder")
-    taken = operators(root / NATIVE) if stack else []
     if name in taken or any(c.folder.name[3:] == name.replace("_", "-") for c in commits):
         raise ForkError(f"{name}: the stack has an operator or a commit of that name")
     if upstream_has(name):
         raise ForkError(f"{name}: PyTorch has a function of that name")
     files = skeleton(operator)
-    target = root if into is None else into
     for path in files:
         exists = (target / path).exists()
         if exists and not is_edit(path):
@@ -134,20 +131,18 @@ def new(root: Path, name: str, schema: str, into: Path | None = None) -> list[st
         copy_machinery(root, into, operator)
     number = len(commits) + 1
     folder = target / "stack" / f"{number:02d}-{name.replace('_', '-')}"
-    kept = []
-    for path, text in files.items():
-        place = target / path
-        if is_edit(path) and place.exists():
-            kept.append(keep_version(stack, commits, path))
-            text = joined(path, place.read_text(), text)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(text)
-    folder.mkdir(parents=True)
-    message = fill("commit.md.in", operator)
-    title, body = re.fullmatch(r"# (.+)\n\n(.*)", message, re.S).groups()
+    title, body = re.fullmatch(r"# (.+)\n\n(.*)", fill("commit.md.in", operator), re.S).groups()
     commit = Commit(number, folder, title, body, tuple(sorted(files)), ())
-    (folder / "commit.md").write_text(commit.text())
-    return [*commit.files, *sorted(kept), f"stack/{folder.name}/commit.md"]
+    kept = {}  # the versions at the root, which the commits that they belong to get
+    for path, text in files.items():
+        if (target / path).exists():
+            last = [c for c in commits if path in c.files][-1]
+            kept[f"{last}/{path}"] = old = (target / path).read_text()
+            files[path] = joined(path, old, text)
+    message = f"{commit}/commit.md"
+    texts = files | kept | {message: commit.text()}
+    write({path: text.encode() for path, text in texts.items()}, target)
+    return [*commit.files, *sorted(kept), message]
 
 
 def parse(name: str, schema: str) -> Operator:
@@ -300,29 +295,13 @@ def joined(path: str, old: str, more: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def keep_version(stack: Stack, commits: Iterable[Commit], path: str) -> str:
-    """Puts the version at the root into the folder of the commit that it belongs to.
-
-    Returns the path of the copy.
-    """
-    last = [c for c in commits if path in c.files][-1]
-    kept = last.folder / path
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(stack.root / path, kept)
-    return f"{last}/{path}"
-
-
 def copy_machinery(root: Path, into: Path, op: Operator) -> None:
     """Copies what a new repository needs to graft, test and send its operators."""
-    into.mkdir(parents=True, exist_ok=True)
-    for name in MACHINERY:
-        if (root / name).is_file():
-            shutil.copyfile(root / name, into / name)
-    for path in files_under(root / "fork", {"tests"}):  # they are about this project
-        place = into / "fork" / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(root / "fork" / path, place)
-    place = into / FILE
-    place.write_text(place.read_text().replace(f'project = "{PROJECT}"', f'project = "{op.name}"'))
-    (into / "README.md").write_text(fill("README.md.in", op))
-    (into / "stack").mkdir()
+    paths = [name for name in MACHINERY if (root / name).is_file()]
+    # The tests are about this project.
+    paths += [f"fork/{path}" for path in files_under(root / "fork", {"tests"})]
+    files = {path: (root / path).read_bytes() for path in paths}
+    ours, theirs = (f'project = "{name}"'.encode() for name in (PROJECT, op.name))
+    files[FILE] = files[FILE].replace(ours, theirs)
+    files["README.md"] = fill("README.md.in", op).encode()
+    write(files, into)

@@ -32,9 +32,7 @@ def copy_pristine(upstream: Upstream, into: Path) -> None:
     try:
         ignore = shutil.ignore_patterns(".git", "__pycache__")
         shutil.copytree(upstream.root, partial, symlinks=True, ignore=ignore)
-        if into.exists():
-            into.rmdir()
-        partial.rename(into)
+        partial.rename(into)  # which may be an empty folder
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise

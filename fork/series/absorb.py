@@ -289,9 +289,7 @@ def _lay_out(commits: list[Commit], overlays: list[Texts], root: Path) -> None:
         files[f"{folder}/commit.md"] = commit.text()
         for path in commit.files:
             files[path if last.get(path) is commit else f"{folder}/{path}"] = overlay[path]
-    for path, text in files.items():
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_text(text)
+    write({path: text.encode() for path, text in files.items()}, root)
 
 
 def _take_over(made: Path, stack: Stack) -> list[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fork.console import run
 from fork.errors import ForkError
+from fork.overlay import write
 from fork.series.linters import Lint
 
 SOURCE = "docs/source"
@@ -48,10 +49,7 @@ def lint(tree: Path, added: Mapping[str, Set[int]], venv: Path, folder: Path) ->
     # All notes are built, because they refer to one another.
     shutil.copytree(tree / SOURCE / "notes", pages / "notes")
     touched = [path for path in added if path.startswith(f"{SOURCE}/")]
-    for path in touched:
-        page = pages / Path(path).relative_to(SOURCE)
-        page.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(tree / path, page)
+    write({p.removeprefix(f"{SOURCE}/"): (tree / p).read_bytes() for p in touched}, pages)
     (pages / "index.rst").write_text(INDEX)
     said = folder / "warnings"
     settings = {"master_doc": "index", "katex_prerender": 0, "intersphinx_timeout": 5}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import subprocess
@@ -33,9 +32,7 @@ def fetch(into: Path) -> Path:
     into = into.resolve()
     tree = into / f"{PACKAGE}-{RELEASE}"
     try:
-        into.mkdir(parents=True, exist_ok=True)
-        with open(into / f"{tree.name}.lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with paths.alone(into):
             if not whole(tree):
                 for stale in into.glob(f"{tree.name}.part-*"):
                     shutil.rmtree(stale, ignore_errors=True)

@@ -12,7 +12,7 @@ from fork import paths
 from fork.console import console, run, step
 from fork.errors import ForkError
 from fork.graft import STAMP, graft_into
-from fork.overlay import default_release, files_under
+from fork.overlay import default_release, files_under, write
 from fork.suites.run import environment
 
 COURSE = paths.ROOT / "course"
@@ -49,9 +49,10 @@ def install_extension(venv: Path) -> None:
     stamp = venv / ".linear-extension-installed"
     torch = (venv / STAMP).read_text()
     wanted = hashlib.sha256(torch.encode())
-    sources = [f for f in files_under(EXTENSION, {"build", "tests"}) if "egg-info" not in f]
-    for name in sources:
-        wanted.update(name.encode() + (EXTENSION / name).read_bytes())
+    names = files_under(EXTENSION, {"build", "tests"})
+    sources = {name: (EXTENSION / name).read_bytes() for name in names}
+    for name, content in sources.items():
+        wanted.update(name.encode() + content)
     wheels = MADE / wanted.hexdigest()[:16]
     if stamp.exists() and stamp.read_text() == wheels.name:
         return
@@ -60,9 +61,7 @@ def install_extension(venv: Path) -> None:
         if not list(wheels.glob("*.whl")):
             place = MADE / "source"  # pip leaves its files beside the sources
             shutil.rmtree(place, ignore_errors=True)
-            for name in sources:
-                (place / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(EXTENSION / name, place / name)
+            write(sources, place)
             with step("compile linear_extension"):
                 command = [*pip, "wheel", "--no-build-isolation", "--no-deps", "-w", wheels, place]
                 env = {**os.environ, **with_tools(venv)}

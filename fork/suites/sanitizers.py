@@ -76,11 +76,6 @@ def capabilities(python: Path, library: Path, log: Path, **kwargs) -> tuple[str,
     *loaded, best = (line.strip() for line in lines)
     if loaded != [str(library)]:
         raise ForkError(f"torch runs with {', '.join(loaded) or 'nothing'}, not with {library}")
-    return up_to(best)
-
-
-def up_to(best: str) -> tuple[str, ...]:
-    """The capabilities of a machine whose best one torch calls `best`."""
     names = [capability.upper() for capability in CAPABILITIES]
     return CAPABILITIES[: names.index(best) + 1] if best in names else CAPABILITIES[:1]
 
