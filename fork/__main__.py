@@ -10,22 +10,9 @@ try:
 except ModuleNotFoundError:  # not the Python of .venv
     sys.exit("error: this Python has no click: `make` sets up one that has: .venv/bin/python")
 
-from fork import graft, overlay, paths, series, source, suites
+from fork import graft, options, overlay, paths, series, source, suites
 from fork.commands import Group, report
 from fork.console import console, print_wide
-from fork.options import (
-    ARGS,
-    BRANCH,
-    CHECKOUT,
-    GRAFT_COMMIT,
-    NEW,
-    PASSES_ON,
-    PUBLISH,
-    SUITES_UPSTREAM,
-    base_option,
-    commit_option,
-    upstream_option,
-)
 from fork.overlay import Stack, Upstream, default_release
 from fork.project import PROJECT
 
@@ -38,33 +25,33 @@ def main() -> None:
     """
 
 
-BASE = base_option(default=default_release())
+BASE = options.base_option(default=default_release())
 
 
 @main.command(example="--example --base 2.6.0 --commit 4")
 @BASE
-@GRAFT_COMMIT
+@options.COMMIT
 @click.option("--example", is_flag=True, help="Then run example.py.")
-def install(release: str, commit: int | None, example: bool) -> None:
+def install(base: str, commit: int | None, example: bool) -> None:
     """Graft, and install the wheel in .venv (the Makefile's first target)."""
-    made = graft.graft_into(paths.VENV, release, commit)
+    made = graft.graft_into(paths.VENV, base, commit)
     if example:
         sys.exit(graft.run_example(made, paths.VENV))
 
 
 @main.command("graft", example="--compress")
 @BASE
-@GRAFT_COMMIT
+@options.COMMIT
 @click.option("--compress", is_flag=True, help="Deflate the wheel: smaller, but slower to make.")
-def graft_command(release: str, commit: int | None, compress: bool) -> None:
+def graft_command(base: str, commit: int | None, compress: bool) -> None:
     """Build a wheel of torch that has the operator."""
     with paths.alone():
-        wheel = graft.open_graft(release, commit).build(compress)
+        wheel = graft.open_graft(base, commit).build(compress)
     console.print(wheel, markup=False)
 
 
 @main.command("source", example="--upstream ~/pytorch")
-@upstream_option(
+@options.upstream_option(
     help="A checkout of PyTorch to build with your own tools.  [default: Debian 13's source]"
 )
 @click.option(
@@ -73,7 +60,7 @@ def graft_command(release: str, commit: int | None, compress: bool) -> None:
     show_default=True,
     help="What builds a checkout: has what its requirements.txt names.",
 )
-@BRANCH
+@options.BRANCH
 @click.option("--configure", is_flag=True, help="Stop before it compiles: minutes, not hours.")
 def source_command(upstream: Path | None, python: str, branch: str, configure: bool) -> None:
     """Build PyTorch whole, with the stack on it, and run the lab's suites there (`make source`).
@@ -108,14 +95,14 @@ def site(test: bool) -> None:
 @main.command(example="--long --base installed")
 @BASE
 @click.option("--long", is_flag=True, help="With every float and the largest cases.")
-def test(release: str, long: bool) -> None:
+def test(base: str, long: bool) -> None:
     """Run the fork's tests, the operator's tests on the tip, and the checks (`make test`)."""
-    report([f"failed: {what}" for what in suites.run_own(release, long)])
+    report([f"failed: {what}" for what in suites.run_own(base, long)])
 
 
 @main.command("test-upstream", example="--commit 3 --suite test_ops.py")
-@commit_option(help="Test commits 1 to this one.  [default: all]")
-@SUITES_UPSTREAM
+@click.option("--commit", type=int, help="Test commits 1 to this one.  [default: all]")
+@options.SUITES_UPSTREAM
 @click.option("--suite", "only", multiple=True, help="Run this suite only; may be repeated.")
 def test_upstream(commit: int | None, upstream: Path | None, only: tuple[str, ...]) -> None:
     """Run PyTorch's own suites for the operators in a tree with them (`make test-upstream`)."""
@@ -125,7 +112,7 @@ def test_upstream(commit: int | None, upstream: Path | None, only: tuple[str, ..
 
 
 @main.command("test-stack", example="--minutes 20")
-@SUITES_UPSTREAM
+@options.SUITES_UPSTREAM
 @click.option("--minutes", type=float, help="Begin no commit that takes longer than is left.")
 def test_stack(upstream: Path | None, minutes: float | None) -> None:
     """Build and test each commit of the stack by itself (`make test-stack`).
@@ -171,7 +158,9 @@ def stack() -> None:
 @main.command(example="log_cosh '(Tensor self) -> Tensor' --into ~/log_cosh")
 @click.argument("name")
 @click.argument("schema")
-@click.option("--into", type=NEW, help="A new folder for the commit, which gets the machinery too.")
+@click.option(
+    "--into", type=options.NEW, help="A new folder for the commit, which gets the machinery too."
+)
 def new(name: str, schema: str, into: Path | None) -> None:
     """Write the skeleton of a commit that adds the operator NAME with that SCHEMA.
 
@@ -204,8 +193,8 @@ def check(others: tuple[Path, ...], fetch: bool) -> None:
 
 @main.command(example="4 /tmp/pytorch-4 --upstream ~/pytorch")
 @click.argument("number", type=int)
-@click.argument("directory", type=NEW)
-@upstream_option(
+@click.argument("directory", type=options.NEW)
+@options.upstream_option(
     required=True, help="The pristine PyTorch to copy: a source tree or an unpacked wheel."
 )
 def tree(number: int, directory: Path, upstream: Path) -> None:
@@ -215,7 +204,7 @@ def tree(number: int, directory: Path, upstream: Path) -> None:
 
 
 @main.command(example="~/pytorch")
-@CHECKOUT
+@options.CHECKOUT
 def apply(tree: Path) -> None:
     """Put the tip of the stack onto the PyTorch source TREE: all of it or nothing.
 
@@ -227,8 +216,8 @@ def apply(tree: Path) -> None:
 
 
 @main.command(example=f"~/pytorch --branch {PROJECT}")
-@CHECKOUT
-@BRANCH
+@options.CHECKOUT
+@options.BRANCH
 def commits(tree: Path, branch: str) -> None:
     """Make the stack real commits of the checkout TREE, on a branch, and check that out.
 
@@ -243,7 +232,7 @@ def commits(tree: Path, branch: str) -> None:
 
 
 @main.command(example="~/pytorch")
-@CHECKOUT
+@options.CHECKOUT
 def absorb(tree: Path) -> None:
     """Take what was changed in the stack's commits in the checkout TREE back into this clone.
 
@@ -256,8 +245,8 @@ def absorb(tree: Path) -> None:
 
 
 @main.command(example="patches")
-@click.argument("directory", type=NEW)
-@upstream_option(
+@click.argument("directory", type=options.NEW)
+@options.upstream_option(
     help="The pristine source tree to make them for.  [default: Debian 13's source package]"
 )
 def export(directory: Path, upstream: Path | None) -> None:
@@ -268,10 +257,10 @@ def export(directory: Path, upstream: Path | None) -> None:
 
 
 @main.command(example="--upstream ~/pytorch")
-@upstream_option(
+@options.upstream_option(
     help="A checkout of PyTorch to make the commits in.  [default: a copy of Debian 13's source]"
 )
-@BRANCH
+@options.BRANCH
 def review(upstream: Path | None, branch: str) -> None:
     """Run upstream's own linters on what each commit adds, and its Sphinx on the tip's pages.
 
@@ -281,26 +270,26 @@ def review(upstream: Path | None, branch: str) -> None:
     sys.exit(0 if clean else 1)
 
 
-@main.command(context_settings=PASSES_ON, example="--only n=1024 --mode forward")
-@PUBLISH
-@ARGS
+@main.command(context_settings=options.PASSES_ON, example="--only n=1024 --mode forward")
+@options.PUBLISH
+@options.ARGS
 def bench(publish: bool, args: tuple[str, ...]) -> None:
     """Measure the operator's speed (`make bench`); ARGS are those of bench/bench.py."""
     sys.exit(suites.bench(publish, args))
 
 
-@main.command("bench-gpu", context_settings=PASSES_ON, example="--sanitize")
-@base_option(default=graft.INSTALLED)
+@main.command("bench-gpu", context_settings=options.PASSES_ON, example="--sanitize")
+@options.base_option(default=graft.INSTALLED)
 @click.option("--sanitize", is_flag=True, help="Run compute-sanitizer on the kernels instead.")
-@PUBLISH
-@ARGS
-def bench_gpu(release: str, sanitize: bool, publish: bool, args: tuple[str, ...]) -> None:
+@options.PUBLISH
+@options.ARGS
+def bench_gpu(base: str, sanitize: bool, publish: bool, args: tuple[str, ...]) -> None:
     """Build, test and measure the operator on this machine's GPU (`make bench-gpu`).
 
     Planned for eight minutes. ARGS are those of bench/bench.py, which measures even if a
     test fails. Results are in build/bench-gpu.
     """
-    sys.exit(suites.bench_gpu(release, sanitize, publish, args))
+    sys.exit(suites.bench_gpu(base, sanitize, publish, args))
 
 
 if __name__ == "__main__":

@@ -37,9 +37,9 @@ def print_wide(renderable: RenderableType) -> None:
     Console(width=wide, highlight=False, soft_wrap=True).print(renderable)
 
 
-def new_table(title: str) -> Table:
+def new_table(title: str, **kwargs) -> Table:
     """Makes a narrow table, so that a row fits in a terminal."""
-    return Table(title=title, title_justify="left", show_footer=True, box=SIMPLE, padding=0)
+    return Table(title=title, title_justify="left", box=SIMPLE, padding=0, **kwargs)
 
 
 class Step:

@@ -19,11 +19,10 @@ upstream_option = partial(click.option, "--upstream", type=FOLDER, envvar="UPSTR
 SUITES_UPSTREAM = upstream_option(
     help="A source tree of the release to test on.  [default: Debian 13's source package]"
 )
-commit_option = partial(click.option, "--commit", type=int)
-GRAFT_COMMIT = commit_option(help="Graft commits 1 to this one.  [default: all]")
+COMMIT = click.option("--commit", type=int, help="Graft commits 1 to this one.  [default: all]")
 base_option = partial(
     click.option,
-    *("--base", "release"),
+    "--base",
     show_default=True,
     envvar="BASE",
     help="Release of torch to graft onto, the path of its wheel, or `installed`.",

@@ -23,14 +23,14 @@ STAMP = ".graft-installed"  # in an environment: the fingerprint of the graft in
 UNDER_WAY = "installing"
 
 
-def graft_into(venv: Path, release: str, commit: int | None = None, *, folder: str = "") -> Graft:
-    """Grafts commits 1 to `commit` onto `release`, and installs the wheel in `venv`.
+def graft_into(venv: Path, base: str, commit: int | None = None, *, folder: str = "") -> Graft:
+    """Grafts commits 1 to `commit` onto `base`, and installs the wheel in `venv`.
 
     `folder` is the graft's own, which commits may share: from one to the next, only the files that
     differ are installed.
     """
     with paths.alone():
-        graft = open_graft(release, commit, folder=folder)
+        graft = open_graft(base, commit, folder=folder)
         if not (folder and exchange(graft, venv)):
             install(graft.build(), graft.fingerprint, venv)
     return graft

@@ -6,8 +6,6 @@ from rich.table import Table
 
 from fork.overlay import Added, Stack
 
-LEFT = ("commit", "title")
-RIGHT = ("files", "code", "tests", "docs", "earlier", "xfails held", "paid")
 CAPTION = """\
 Lines that each commit adds, of code those that are neither empty nor a comment alone.
 Earlier: lines of the versions that it keeps of files which a later commit changes."""
@@ -17,21 +15,17 @@ def table(stack: Stack) -> Table:
     """A line per commit: what it adds, and the tests that fail as expected, held and paid."""
     made = Table(box=None, pad_edge=False, show_footer=True)
     made.caption, made.caption_justify = CAPTION, "left"
-    all_added = sum((stack.added(commit) for commit in stack.commits), Added())
-    all_earlier = sum(map(stack.earlier, stack.commits))
-    totals = {
-        "title": "in all",
-        "code": all_added.code,
-        "tests": all_added.tests,
-        "docs": all_added.docs,
-        "earlier": all_earlier,
-    }
-    for heads, justify in ((LEFT, "left"), (RIGHT, "right")):
-        for head in heads:
-            made.add_column(head, justify=justify, footer=str(totals.get(head, "")))
-    for commit in stack.commits:
+    each_added = [stack.added(commit) for commit in stack.commits]
+    added = sum(each_added, Added())
+    earlier = sum(map(stack.earlier, stack.commits))
+    made.add_column("commit")
+    made.add_column("title", footer="in all")
+    counts = {"files": "", "code": added.code, "tests": added.tests, "docs": added.docs}
+    counts |= {"earlier": earlier, "xfails held": "", "paid": ""}
+    for head, total in counts.items():
+        made.add_column(head, justify="right", footer=str(total))
+    for commit, added in zip(stack.commits, each_added, strict=True):
         before, after = stack.debts(commit.number - 1), stack.debts(commit.number)
-        added = stack.added(commit)
         made.add_row(
             commit.folder.name,
             commit.title,

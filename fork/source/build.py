@@ -109,7 +109,6 @@ def ninja_log(log: Path) -> tuple[int, float]:
 def table(of: Figures) -> Table:
     """Makes the table of what this run cost, and the whole build."""
     grid = new_table("The build")
-    grid.show_footer = False
     for head in ("", "steps", "CPU seconds", "minutes", "largest process", "disk"):
         grid.add_column(head, justify="right")
     largest, disk = (f"{n / GIB:.1f} GiB" for n in (of.largest_process, of.disk))

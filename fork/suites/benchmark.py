@@ -34,7 +34,7 @@ def bench(publish: bool, args: Sequence[str]) -> int:
     return measure(venv, paths.BUILD / "bench", "cpu", publish, (*sweep, *args))
 
 
-def bench_gpu(release: str, sanitize: bool, publish: bool, args: Sequence[str]) -> int:
+def bench_gpu(base: str, sanitize: bool, publish: bool, args: Sequence[str]) -> int:
     """Tests and measures on the GPU, or runs compute-sanitizer there; an exit status.
 
     It measures even if a test fails. Results are in build/bench-gpu.
@@ -44,8 +44,8 @@ def bench_gpu(release: str, sanitize: bool, publish: bool, args: Sequence[str]) 
         raise ForkError("no GPU: NVIDIA's driver is missing, or shows none")
     program = gpu.sanitizer() if sanitize else ""
     with paths.alone():
-        open_graft(release).check_kernels()
-    graft_into(paths.VENV, release)
+        open_graft(base).check_kernels()
+    graft_into(paths.VENV, base)
     out, python = paths.BUILD / "bench-gpu", paths.VENV / "bin" / "python"
     gpu.check(python, out / "check.log")
     if sanitize:

@@ -13,15 +13,7 @@ from fork.bootstrap import make_venv
 from fork.console import console, step
 from fork.errors import ForkError
 from fork.graft import graft_into
-from fork.overlay import (
-    NATIVE,
-    Commit,
-    Stack,
-    Upstream,
-    make_tree,
-    operators,
-    suites_release,
-)
+from fork.overlay import NATIVE, Commit, Stack, Upstream, make_tree, operators, suites_release
 from fork.source import pristine
 from fork.suites import torchbind
 from fork.suites.files import SUITES, own

@@ -19,14 +19,14 @@ from fork.suites.run import TWO_THREADS, environment, run_suites
 TESTS = "fork/tests"
 
 
-def run_own(release: str, slow: bool) -> list[str]:
-    """Runs all of it on `release` in .venv, with `slow` the slow tests too; what failed."""
-    graft_into(paths.VENV, release)
+def run_own(base: str, slow: bool) -> list[str]:
+    """Runs all of it on `base` in .venv, with `slow` the slow tests too; what failed."""
+    graft_into(paths.VENV, base)
     python = paths.VENV / "bin" / "python"
     failed = []
     if (paths.ROOT / TESTS).is_dir():  # a folder that `new --into` made has none
         console.rule("the fork's tests", align="left")
-        env = environment(threads=1) | {"BASE": release}  # whose wheel the fork's tests look at
+        env = environment(threads=1) | {"BASE": base}  # whose wheel the fork's tests look at
         command = [python, "-m", "pytest", "-q", *_side_by_side(), TESTS]
         if subprocess.run(command, cwd=paths.ROOT, env=env).returncode:
             failed.append("the fork's tests")
@@ -53,13 +53,13 @@ def _side_by_side() -> list[str]:
     return ["--numprocesses=auto", "--dist=worksteal"] if has else []
 
 
-def run_sanitized(release: str) -> list[Result]:
+def run_sanitized(base: str) -> list[Result]:
     """Runs the operator's own files with sanitizers in its library, for each set of instructions.
 
     The environment is .venv, but for the library.
     """
     runtime = sanitizers.runtime()
-    graft = graft_into(paths.VENV, release)
+    graft = graft_into(paths.VENV, base)
     with paths.alone():
         library = graft.build_sanitized()
     logs, python = paths.BUILD / "sanitizers", paths.VENV / "bin" / "python"

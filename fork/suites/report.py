@@ -48,7 +48,7 @@ def rows(title: str, counted: Sequence[tuple[Result, dict[str, str], str]]) -> T
     ]
     totals = sum((by for _, by, _ in lines), Counter())
     seconds = sum(result.seconds for result, _, _ in counted)
-    grid = new_table(title)
+    grid = new_table(title, show_footer=True)
     grid.add_column("file", footer="total")
     for head, total in zip((*COUNTS, "seconds"), (*numbers(totals), f"{seconds:.1f}"), strict=True):
         grid.add_column(head, footer=total, justify="right")
@@ -64,7 +64,6 @@ def numbers(by: Mapping[str, int]) -> list[str]:
 def stack_table(record: Record, failed: Collection[str]) -> Table:
     """A line per commit of the stack; those in `failed` did not pass."""
     grid = new_table("Each commit by itself")
-    grid.show_footer = False
     for head in HEADS:
         longest = max(map(len, record.keys)) if head == "commit" else None
         grid.add_column(head, justify="right" if head in NUMBERS else "left", min_width=longest)
