@@ -12,11 +12,12 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from pathlib import Path
 
 from fork.errors import ForkError, cause
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-VENV = os.path.join(ROOT, ".venv")
+ROOT = Path(os.path.abspath(__file__)).parent.parent
+VENV = ROOT / ".venv"
 OLDEST = (3, 11)
 # The graft imports these modules and calls these programs. (Tests and lint need more.)
 MODULES = ("click", "packaging", "pip", "rich", "typing_extensions", "wheel", "yaml")
@@ -54,17 +55,14 @@ def run(command, wrong):
 
 
 def read(path):
-    if not os.path.exists(path):
-        return ""
-    with open(path) as file:
-        return file.read()
+    return path.read_text() if path.exists() else ""
 
 
 def new_venv(venv, *options):
     shutil.rmtree(venv, ignore_errors=True)
     # It is the base interpreter's: one made from another environment would depend on that.
     base = getattr(sys, "_base_executable", None) or sys.executable
-    run([base, "-m", "venv", venv] + list(options), "python -m venv fails")
+    run([base, "-m", "venv", str(venv)] + list(options), "python -m venv fails")
 
 
 def make_venv(venv, *requirements):
@@ -72,22 +70,19 @@ def make_venv(venv, *requirements):
 
     One that is complete stays as it is; one that a kill left half made is made anew.
     """
-    python = os.path.join(venv, "bin", "python")
-    stamp, made = os.path.join(venv, ".requirements"), os.path.join(venv, ".made")
+    python, stamp, made = venv / "bin" / "python", venv / ".requirements", venv / ".made"
     wanted = sys.version + "".join(read(file) for file in requirements)
     if read(stamp) == wanted:
         return python
     names = " and ".join(os.path.relpath(file, ROOT) for file in requirements)
-    print("  making {} with {}".format(os.path.basename(venv), names), flush=True)
+    print("  making {} with {}".format(venv.name, names), flush=True)
     if read(made) != sys.version:
         new_venv(venv)
-        with open(made, "w") as file:
-            file.write(sys.version)
-    pip = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-    files = [option for file in requirements for option in ("-r", file)]
+        made.write_text(sys.version)
+    pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    files = [option for file in requirements for option in ("-r", str(file))]
     run(pip + files, "{} cannot be installed".format(names))
-    with open(stamp, "w") as file:
-        file.write(wanted)
+    stamp.write_text(wanted)
     return python
 
 
@@ -96,8 +91,8 @@ def borrow_venv(venv):
 
     They stay where they are, behind those of its own: a torch that is installed in it comes first.
     """
-    python = os.path.join(venv, "bin", "python")
-    if os.path.realpath(sys.prefix) == os.path.realpath(venv):
+    python, stamp = venv / "bin" / "python", venv / ".borrowed"
+    if Path(sys.prefix).resolve() == venv.resolve():
         raise ForkError(
             "{} is what is to be made: name another with PYTHON=".format(sys.executable)
         )
@@ -112,23 +107,17 @@ def borrow_venv(venv):
         what = "BASE=installed takes all from {}, which lacks {}"
         raise ForkError(what.format(sys.executable, ", ".join(missing)))
     # The last folder has stand-ins for packages that are missing.
-    lines = packages + [os.path.join(ROOT, "fork", "suites", "stand_ins")]
-    stamp = os.path.join(venv, ".borrowed")
+    lines = packages + [str(ROOT / "fork" / "suites" / "stand_ins")]
     wanted = "\n".join([sys.version] + lines + [tools[tool] for tool in TOOLS])
     if read(stamp) == wanted:
         return python
-    print(
-        "  making {} with the packages of {}".format(os.path.basename(venv), sys.executable),
-        flush=True,
-    )
+    print("  making {} with the packages of {}".format(venv.name, sys.executable), flush=True)
     new_venv(venv, "--without-pip")  # pip is among the packages
     for tool in TOOLS:
-        os.symlink(tools[tool], os.path.join(venv, "bin", tool))
-    site = sysconfig.get_path("purelib", "venv", {"base": venv})
-    with open(os.path.join(site, BORROWED), "w") as file:
-        file.write("\n".join(lines) + "\n")
-    with open(stamp, "w") as file:
-        file.write(wanted)
+        (venv / "bin" / tool).symlink_to(tools[tool])
+    site = Path(sysconfig.get_path("purelib", "venv", {"base": str(venv)}))
+    (site / BORROWED).write_text("\n".join(lines) + "\n")
+    stamp.write_text(wanted)
     return python
 
 
@@ -148,12 +137,12 @@ def main():
         if chosen_base(sys.argv[1:], os.environ) == "installed":
             python = borrow_venv(VENV)
         else:
-            python = make_venv(VENV, os.path.join(ROOT, "requirements.txt"))
+            python = make_venv(VENV, ROOT / "requirements.txt")
     except (ForkError, OSError) as e:
         sys.stderr.write("error: {}\n".format(e))
         sys.exit(1)
-    os.chdir(ROOT)
-    os.execv(python, [python, "-m", "fork"] + sys.argv[1:])
+    os.chdir(str(ROOT))
+    os.execv(str(python), [str(python), "-m", "fork"] + sys.argv[1:])
 
 
 if __name__ == "__main__":

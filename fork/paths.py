@@ -10,8 +10,8 @@ from pathlib import Path
 from fork import bootstrap
 from fork.console import console
 
-ROOT = Path(bootstrap.ROOT)
-VENV = Path(bootstrap.VENV)  # with the torch that the Makefile's first target installs
+ROOT = bootstrap.ROOT
+VENV = bootstrap.VENV  # with the torch that the Makefile's first target installs
 BUILD = ROOT / "build"  # all else that is made or downloaded
 BASES = BUILD / "bases"  # the wheels that are grafted onto
 ANCHORS = BUILD / "anchors"  # small wheels, to resolve anchors against

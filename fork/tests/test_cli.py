@@ -388,12 +388,12 @@ def test_a_plan_that_names_no_file_is_one_error(runner):
         ),
         ("import os; os.environ.pop('CXX', 0); os.environ['PATH'] = '/nowhere'", "install g++"),
         (
-            "sys.argv += ['--base', 'installed']; bootstrap.VENV = '/nowhere'; "
+            "sys.argv += ['--base', 'installed']; bootstrap.VENV /= 'nowhere'; "
             "bootstrap.MODULES = ('nope', 'click', 'nor_it')",
             "lacks nope, nor_it",
         ),
         (
-            "sys.argv += ['--base=installed']; bootstrap.VENV = sys.prefix",
+            "sys.argv += ['--base=installed']; bootstrap.VENV = bootstrap.Path(sys.prefix)",
             "is what is to be made: name another with PYTHON=",
         ),
     ],

@@ -197,7 +197,7 @@ def test_install_beside_borrowed_packages(unpacked, tmp_path, monkeypatch):
     monkeypatch.setattr("sys.path", [str(host), *sys.path])
     monkeypatch.setenv("PIP_NO_INDEX", "0")
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/")
-    python = borrow_venv(str(tmp_path / "env"))
+    python = borrow_venv(tmp_path / "env")
     rpath = "\0$ORIGIN/../../nvidia/cu13/lib:$ORIGIN/../../cusparselt/lib:$ORIGIN\0"
     needs = {f"{DIST_INFO}/METADATA": "Name: torch\nVersion: 1\nRequires-Dist: nowhere\n\n"}
     package = {"torch/__init__.py": "", "torch/lib/libtorch_global_deps.so": rpath}
@@ -214,7 +214,7 @@ def test_install_beside_borrowed_packages(unpacked, tmp_path, monkeypatch):
     found = subprocess.check_output([python, "-I", "-c", code], text=True)
     assert found.strip() == str(site / "torch/__init__.py")
 
-    assert borrow_venv(str(tmp_path / "env")) == python  # the environment, in which torch stays
+    assert borrow_venv(tmp_path / "env") == python  # the environment, in which torch stays
     assert (site / "torch").exists()
 
 
