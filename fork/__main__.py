@@ -1,7 +1,5 @@
 """The commands: `python -m fork --help`."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What all commands share: groups, an example in each one's help, errors in one line."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """What the user sees of a long run: a line per step with its seconds, and errors in one line."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import threading

@@ -1,7 +1,5 @@
 """Where everything is in a clone, and the lock for what two runs must not write at once."""
 
-from __future__ import annotations
-
 import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The name of this repository's project: its branch, commits, wheels and first target have it."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

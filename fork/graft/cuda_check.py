@@ -1,7 +1,5 @@
 """The kernels for CUDA compiled and linked without a GPU, for each architecture."""
 
-from __future__ import annotations
-
 from fork import paths
 from fork.console import console, print_wide
 from fork.graft import cuda

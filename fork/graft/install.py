@@ -1,7 +1,5 @@
 """Installs a graft in a virtual environment; a kill in the middle does no harm."""
 
-from __future__ import annotations
-
 import csv
 import re
 import shutil

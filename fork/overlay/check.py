@@ -1,7 +1,5 @@
 """Whether the stack keeps its rules, and fits every PyTorch that is at hand."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from pathlib import Path

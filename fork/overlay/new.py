@@ -1,7 +1,5 @@
 """The skeleton of a commit that adds an operator: all that PyTorch wants to know of it."""
 
-from __future__ import annotations
-
 import importlib.util
 import keyword
 import re

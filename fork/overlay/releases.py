@@ -1,7 +1,5 @@
 """The releases of PyTorch that the fork supports (releases.yaml), and their wheels from pip."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

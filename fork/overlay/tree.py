@@ -1,7 +1,5 @@
 """The stack put onto a copy of PyTorch or a source tree: all of it or nothing."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

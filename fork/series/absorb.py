@@ -1,7 +1,5 @@
 """What was changed in a branch's commits, taken back into the overlay."""
 
-from __future__ import annotations
-
 import re
 import tempfile
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The stack as real commits: a branch of a checkout, and patches for `git am`."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import tempfile

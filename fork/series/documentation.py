@@ -1,7 +1,5 @@
 """Upstream's Sphinx, with upstream's settings, on the pages that the stack touches."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The form of all files of this clone: ruff, clang-format, mdformat, yamllint."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Git: commands in a checkout, and one of its commits as a pristine PyTorch to read from."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Upstream's own linters, run by upstream's lintrunner on what the stack adds."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Runs upstream's linters and Sphinx on the stack's commits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The series as a table."""
 
-from __future__ import annotations
-
 from rich.table import Table
 
 from fork.overlay import Added, Stack

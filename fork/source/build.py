@@ -1,7 +1,5 @@
 """PyTorch's own build of a tree, with the stack on it, and what it costs."""
 
-from __future__ import annotations
-
 import os
 import re
 import resource

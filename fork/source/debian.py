@@ -1,7 +1,5 @@
 """PyTorch's pristine source tree, from the source package `pytorch` of Debian 13 (trixie)."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Where PyTorch is built: a tree, and the Python and the variables to build it with."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Mapping

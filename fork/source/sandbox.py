@@ -1,7 +1,5 @@
 """Debian's source of PyTorch, and a Debian in namespaces to build it in, if one has no checkout."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """The operator's benchmark, on the CPU or on this machine's GPU, whose tests run before it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Commits of the stack on the release whose source is at hand, tested by upstream's suites."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import time

@@ -1,7 +1,5 @@
 """The course: its lessons and exercises run, its extension built, installed and tested."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Which test files there are: PyTorch's that go through every operator, and the operator's own."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """The lab's suites and the operator's own tests on a torch that was built from source."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

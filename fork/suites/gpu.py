@@ -1,7 +1,5 @@
 """What `make bench-gpu` does on a GPU beside measuring: tests, compute-sanitizer."""
 
-from __future__ import annotations
-
 import ctypes
 import re
 import shutil

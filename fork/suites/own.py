@@ -1,7 +1,5 @@
 """The fork's tests and the operator's own on this clone's tip, and its rules (`make test`)."""
 
-from __future__ import annotations
-
 import importlib.util
 import subprocess
 

@@ -1,7 +1,5 @@
 """What each commit of the stack is tested with, and a hash of that and of what it is made of."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -11,6 +9,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import dropwhile, groupby
 from pathlib import Path
+from typing import Self
 
 from fork.errors import ForkError
 from fork.graft import made_of
@@ -92,7 +91,7 @@ class Plan:
     scripts: tuple[Command, ...] = ()
 
     @classmethod
-    def of(cls, stack: Stack, commit: Commit) -> Plan:
+    def of(cls, stack: Stack, commit: Commit) -> Self:
         """What its test plan names, and the test files that it adds or changes.
 
         The lab's suites too, at the tip and if it changes what they see.

@@ -1,7 +1,5 @@
 """What passed on each commit of the stack: stack/results.json, by a hash of what was tested."""
 
-from __future__ import annotations
-
 import json
 import platform
 import re
@@ -9,6 +7,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Self
 
 from fork.errors import ForkError
 from fork.overlay import Stack, write
@@ -35,7 +34,7 @@ class Passed:
     @classmethod
     def now(
         cls, commit: str, upstream: Iterable[Result], own: Iterable[Result], seconds: float
-    ) -> Passed:
+    ) -> Self:
         counts = [{k: n for k, n in sorted(tally(of).items()) if n} for of in (upstream, own)]
         return cls(commit, *counts, round(seconds), cpu(), time.strftime("%Y-%m-%d", time.gmtime()))
 

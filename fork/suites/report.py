@@ -1,7 +1,5 @@
 """Shows a user the suites: a line as each ends, tables, and what failed."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The operator's own tests with AddressSanitizer and UndefinedBehaviorSanitizer in its library."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """The site: the manual in site/ made into pages, and opened in a browser."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

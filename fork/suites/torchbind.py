@@ -1,7 +1,5 @@
 """The library of C++ classes that upstream's TestFX loads, and that no wheel has."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shlex
