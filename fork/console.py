@@ -4,7 +4,7 @@ import re
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -126,6 +126,21 @@ def stop(process: subprocess.Popen) -> None:
         process.wait(timeout=5)
     except subprocess.TimeoutExpired:  # unshare waits for its child instead
         process.kill()
+
+
+def output(command: Sequence[str], package: str, wrong: str = "", **kwargs) -> bytes:
+    """Returns what `command` prints; `package` has it, should it be missing.
+
+    Raises ForkError: `wrong`, by default the command's name, then its own reason.
+    """
+    try:
+        done = subprocess.run(command, capture_output=True, **kwargs)
+    except FileNotFoundError:
+        raise ForkError(f"{command[0]}: not found: install the package {package}") from None
+    if done.returncode:
+        why = cause(done.stderr.decode(errors="replace")) or f"exit {done.returncode}"
+        raise ForkError(f"{wrong or command[0]}: {why}")
+    return done.stdout
 
 
 def run(

@@ -1,6 +1,7 @@
-"""Where everything is in a clone, and the lock for what two runs must not write at once."""
+"""Where everything is in a clone; its locks, and what keeps half-made folders out of it."""
 
 import fcntl
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,3 +29,16 @@ def alone(within: str | Path = "") -> Iterator[None]:
             console.print("  waiting for another run in this clone")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+@contextmanager
+def atomically(place: Path) -> Iterator[Path]:
+    """Yields a path beside `place` at which to make it, and renames it once it is complete."""
+    partial = place.with_name(f".{place.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        yield partial
+        partial.rename(place)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise

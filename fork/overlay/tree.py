@@ -4,6 +4,7 @@ import os
 import shutil
 from pathlib import Path
 
+from fork import paths
 from fork.errors import ForkError
 from fork.overlay.edit import resolve
 from fork.overlay.stack import Stack
@@ -25,15 +26,9 @@ def copy_pristine(upstream: Upstream, into: Path) -> None:
         raise ForkError(f"{into}: is there already; name a new folder")
     if into.resolve().is_relative_to(upstream.root.resolve()):
         raise ForkError(f"{into}: lies inside the upstream that it is a copy of")
-    partial = into.with_name(f".{into.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
+    with paths.atomically(into) as partial:
         ignore = shutil.ignore_patterns(".git", "__pycache__")
         shutil.copytree(upstream.root, partial, symlinks=True, ignore=ignore)
-        partial.rename(into)  # which may be an empty folder
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
 
 
 def write(files: dict[str, bytes], root: Path) -> list[str]:

@@ -1,10 +1,10 @@
 """Git: commands in a checkout, and one of its commits as a pristine PyTorch to read from."""
 
 import os
-import subprocess
 from pathlib import Path
 
-from fork.errors import ForkError, cause
+from fork.console import output
+from fork.errors import ForkError
 from fork.overlay import Upstream
 
 
@@ -22,14 +22,7 @@ class Git:
         # A hook or a rebase that runs us sets GIT_*: these would name another repository or index.
         env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")} | self._variables
         command = ["git", "-C", str(self.folder), *args]
-        try:
-            done = subprocess.run(command, input=stdin, capture_output=True, env=env)
-        except FileNotFoundError:
-            raise ForkError("git: not found: install the package git") from None
-        if done.returncode:
-            why = cause(done.stderr.decode(errors="replace")) or f"exit {done.returncode}"
-            raise ForkError(f"{self.folder}: git {args[0]}: {why}")
-        return done.stdout
+        return output(command, "git", f"{self.folder}: git {args[0]}", input=stdin, env=env)
 
     def __call__(self, *args: str, stdin: bytes = b"") -> str:
         return self.bytes(*args, stdin=stdin).decode(errors="replace").strip()

@@ -2,13 +2,12 @@
 
 import os
 import shutil
-import subprocess
 import tempfile
 from pathlib import Path
 
 from fork import paths
-from fork.console import console, step
-from fork.errors import ForkError, cause
+from fork.console import console, output, step
+from fork.errors import ForkError
 
 RELEASE = "2.6.0"
 PACKAGE = "pytorch"
@@ -117,12 +116,5 @@ def unpack(dsc: Path, tree: Path) -> Path:
 
 
 def run(command: list[str], cwd: Path | None = None) -> str:
-    env = {**os.environ, "LC_ALL": "C"}
-    try:
-        done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True)
-    except FileNotFoundError:
-        package = {"apt-get": "apt", "dpkg-source": "dpkg-dev"}[command[0]]
-        raise ForkError(f"{command[0]}: not found: install the package {package}") from None
-    if done.returncode:
-        raise ForkError(f"{command[0]}: {cause(done.stderr) or f'exit {done.returncode}'}")
-    return done.stdout
+    package = {"apt-get": "apt", "dpkg-source": "dpkg-dev"}[command[0]]
+    return output(command, package, cwd=cwd, env={**os.environ, "LC_ALL": "C"}).decode()

@@ -8,6 +8,7 @@ from pathlib import Path
 from fork.console import run, step
 from fork.errors import ForkError
 from fork.overlay import Upstream, copy_pristine
+from fork.paths import atomically
 from fork.source import debian
 from fork.source.place import GIB, Place, size
 
@@ -80,16 +81,15 @@ def in_debian(folder: Path, sources: Path) -> Place:
 
 def _make_tree(tree: Path, pristine: Path, enter: Path) -> None:
     """Makes a copy of Debian's source with its patches, which find Debian's libraries."""
-    partial, log = tree.with_name(f"{tree.name}.partial"), tree.with_name("source.log")
-    shutil.rmtree(partial, ignore_errors=True)
-    copy_pristine(Upstream(pristine), partial)
-    run([enter, "dpkg-source", "--before-build", partial], log, "Debian's patches do not apply")
-    shutil.rmtree(partial / ".pc")  # the files as they were before
-    # Debian's package lacks one generated file.
-    serialization = partial / "torch/csrc/jit/serialization"
-    options = ("--cpp", "--gen-mutable", "--scoped-enums", "-o", serialization)
-    run([enter, "flatc", *options, serialization / "mobile_bytecode.fbs"], log, "flatc")
-    partial.rename(tree)
+    log = tree.with_name("source.log")
+    with atomically(tree) as partial:
+        copy_pristine(Upstream(pristine), partial)
+        run([enter, "dpkg-source", "--before-build", partial], log, "Debian's patches do not apply")
+        shutil.rmtree(partial / ".pc")  # the files as they were before
+        # Debian's package lacks one generated file.
+        serialization = partial / "torch/csrc/jit/serialization"
+        options = ("--cpp", "--gen-mutable", "--scoped-enums", "-o", serialization)
+        run([enter, "flatc", *options, serialization / "mobile_bytecode.fbs"], log, "flatc")
 
 
 def _script(place: Path, text: str) -> Path:
@@ -120,23 +120,18 @@ def _check_machine(folder: Path) -> None:
 
 def _make_root(root: Path, log: Path) -> None:
     """Makes a Debian with all that build and tests need; half of one is never used."""
-    partial = root.with_name("root.partial")
-    shutil.rmtree(partial, ignore_errors=True)
     build_dep = f'chroot "$1" apt-get --yes --no-install-recommends build-dep {debian.PACKAGE}'
     mirror = debian.mirrors()[0]
-    command = [
-        *NAMESPACE,
-        *("mmdebstrap", "--variant=minbase", f"--keyring={debian.KEYRING}"),
-        f"--include={','.join(PACKAGES)}",
+    options = [
+        *("--variant=minbase", f"--keyring={debian.KEYRING}", f"--include={','.join(PACKAGES)}"),
         f"--customize-hook={build_dep}",
-        *(debian.SUITE, partial),
-        *(f"{kind} {mirror} {debian.SUITE} main" for kind in ("deb", "deb-src")),
     ]
-    with step(f"make a Debian ({debian.SUITE}) with the build dependencies") as doing:
-        run(
-            command,
-            log,
-            "Debian cannot be made",
-            line=lambda line: doing.tell(f"make a Debian: {line.strip()[:100]}"),
-        )
-    partial.rename(root)
+    sources = [f"{kind} {mirror} {debian.SUITE} main" for kind in ("deb", "deb-src")]
+    title = f"make a Debian ({debian.SUITE}) with the build dependencies"
+    with step(title) as doing, atomically(root) as partial:
+
+        def tell(line: str) -> None:
+            doing.tell(f"make a Debian: {line.strip()[:100]}")
+
+        command = [*NAMESPACE, "mmdebstrap", *options, debian.SUITE, partial, *sources]
+        run(command, log, "Debian cannot be made", line=tell)

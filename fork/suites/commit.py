@@ -60,7 +60,10 @@ def run_stack(upstream: Path | None, minutes: float | None) -> tuple[Record, lis
         if wrong := problems(stack):
             raise ForkError(wrong[0])
         record = Record(stack)
-        pending = [c for c in order(stack.commits) if not record.holds(c.folder.name)]
+        # The tip comes first, because it is what is installed. The rest follow in order: neighbours
+        # differ least, so little is compiled from one to the next.
+        ordered = [stack.commits[-1], *stack.commits[:-1]]
+        pending = [c for c in ordered if not record.holds(c.folder.name)]
         if pending:
             upstream, venv = place(upstream)
         for commit in pending:
@@ -88,14 +91,6 @@ def run_stack(upstream: Path | None, minutes: float | None) -> tuple[Record, lis
 def cpu_seconds() -> float:
     """What this process and those that it waited for have used."""
     return sum(os.times()[:4])
-
-
-def order(commits: Sequence[Commit]) -> list[Commit]:
-    """The tip first, which is what is installed; then from the first on, as a reviewer goes.
-
-    Neighbours differ least, so that little is compiled from one to the next.
-    """
-    return [commits[-1], *commits[:-1]]
 
 
 def place(upstream: Path | None) -> tuple[Path, Path]:

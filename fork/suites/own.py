@@ -25,7 +25,10 @@ def run_own(base: str, slow: bool) -> list[str]:
     if (paths.ROOT / TESTS).is_dir():  # a folder that `new --into` made has none
         console.rule("the fork's tests", align="left")
         env = environment(threads=1) | {"BASE": base}  # whose wheel the fork's tests look at
-        command = [python, "-m", "pytest", "-q", *_side_by_side(), TESTS]
+        # A borrowed environment may lack pytest-xdist.
+        xdist = importlib.util.find_spec("xdist") is not None
+        workers = ["--numprocesses=auto", "--dist=worksteal"] if xdist else []
+        command = [python, "-m", "pytest", "-q", *workers, TESTS]
         if subprocess.run(command, cwd=paths.ROOT, env=env).returncode:
             failed.append("the fork's tests")
     console.rule("the operator's tests", align="left")
@@ -43,12 +46,6 @@ def run_own(base: str, slow: bool) -> list[str]:
     console.rule("the stack", align="left")
     stack = Stack(paths.ROOT)
     return failed + check(stack) + problems(stack)
-
-
-def _side_by_side() -> list[str]:
-    """pytest's option for a worker on each core; none where pytest-xdist is missing."""
-    has = importlib.util.find_spec("xdist") is not None  # a borrowed environment may lack it
-    return ["--numprocesses=auto", "--dist=worksteal"] if has else []
 
 
 def run_sanitized(base: str) -> list[Result]:

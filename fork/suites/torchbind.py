@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fork.console import run, step
 from fork.graft import Base
+from fork.paths import atomically
 
 NAME = "libtorchbind_test.so"
 SOURCE = "test/cpp/jit/test_custom_class_registrations"
@@ -19,18 +20,17 @@ def install(base: Base, tree: Path, venv: Path, into: Path) -> None:
     digest = hashlib.sha256(b"".join(s.read_bytes() for s in sources)).hexdigest()
     made = into / f"{base.name}-{digest[:16]}.so"
     if not made.exists():
-        torch, part = base.folder / "torch", made.with_suffix(".part")
+        torch = base.folder / "torch"
         command = [
             *shlex.split(os.environ.get("CXX") or "g++"),
             *("-shared", "-fPIC", "-O1", "-w", f"-std=c++{base.cxx_standard}"),
             f"-D_GLIBCXX_USE_CXX11_ABI={base.cxx11_abi}",
             # The wheel's headers come first; of the tree's it needs only its own.
             *(f"-I{torch / p}" for p in ("include", "include/torch/csrc/api/include")),
-            *(f"-I{tree}", sources[0], "-o", part),
+            *(f"-I{tree}", sources[0]),
             *(torch / "lib" / f"lib{name}.so" for name in ("torch", "torch_cpu", "c10")),
         ]
-        with step(f"compile {NAME}, which TestFX loads"):
-            run(command, into / "compile.log", f"{NAME} cannot be compiled")
-        part.rename(made)
+        with step(f"compile {NAME}, which TestFX loads"), atomically(made) as partial:
+            run([*command, "-o", partial], into / "compile.log", f"{NAME} cannot be compiled")
     for lib in venv.glob("lib/python3*/site-packages/torch/lib"):
         shutil.copyfile(made, lib / NAME)

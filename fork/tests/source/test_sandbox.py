@@ -18,7 +18,7 @@ def machine(tmp_path, monkeypatch):
     folder.mkdir()
     made = f"""#!{sys.executable}
 import pathlib, sys
-root = pathlib.Path(next(a for a in sys.argv if a.endswith("root.partial")))
+root = pathlib.Path(next(a for a in sys.argv if a.endswith("/.root.partial")))
 assert not root.exists()
 (root / "etc").mkdir(parents=True)
 if pathlib.Path({str(tmp_path)!r}, "fail").exists():
@@ -54,7 +54,7 @@ def test_a_debian_that_cannot_be_made(tmp_path, machine):
     assert not (tmp_path / "here/root").exists()
     (tmp_path / "fail").unlink()
     in_debian(tmp_path / "here", tmp_path / "source")
-    assert not (tmp_path / "here/root.partial").exists()
+    assert not (tmp_path / "here/.root.partial").exists()
 
 
 @pytest.mark.parametrize("tool, package", [("mmdebstrap",) * 2, ("setpriv", "util-linux")])
