@@ -45,7 +45,7 @@ def graft_command(base: str, commit: int | None, compress: bool) -> None:
     """Build a wheel of torch that has the operator."""
     with paths.alone():
         wheel = graft.open_graft(base, commit).build(compress)
-    console.print(wheel, markup=False)
+    console.print(wheel)
 
 
 @main.command("source", example="--upstream ~/pytorch")
@@ -166,9 +166,9 @@ def new(name: str, schema: str, into: Path | None) -> None:
     do in the versions that earlier commits keep is printed too.
     """
     for path in overlay.new(paths.ROOT, name, schema, into):
-        console.print(path, markup=False)
+        console.print(path)
     for line in overlay.unfinished(Stack(into or paths.ROOT)):
-        console.print(f"note: {line}", markup=False)
+        console.print(f"note: {line}")
 
 
 @main.command(example="--fetch --upstream ~/pytorch")
@@ -198,7 +198,7 @@ def check(others: tuple[Path, ...], fetch: bool) -> None:
 def tree(number: int, directory: Path, upstream: Path) -> None:
     """Write upstream plus commits 1 to NUMBER into the new folder DIRECTORY."""
     written = overlay.make_tree(Stack(paths.ROOT), number, directory, Upstream(upstream))
-    console.print(f"{directory}: {len(written)} files changed or added", markup=False)
+    console.print(f"{directory}: {len(written)} files changed or added")
 
 
 @main.command(example="~/pytorch")
@@ -210,7 +210,7 @@ def apply(tree: Path) -> None:
     """
     written = overlay.apply(Stack(paths.ROOT), tree)
     what = f"{len(written)} files changed or added" if written else "has the stack already"
-    console.print(f"{tree}: {what}", markup=False)
+    console.print(f"{tree}: {what}")
 
 
 @main.command(example=f"~/pytorch --branch {PROJECT}")
@@ -225,8 +225,8 @@ def commits(tree: Path, branch: str) -> None:
     stack = Stack(paths.ROOT)
     base, made = series.commits(stack, tree, branch)
     for commit, name in zip(stack.commits, made, strict=True):
-        console.print(f"{name[:12]} {commit.subject(len(made))}", markup=False)
-    console.print(f"branch {branch}: {len(made)} commits on {base}", markup=False)
+        console.print(f"{name[:12]} {commit.subject(len(made))}")
+    console.print(f"branch {branch}: {len(made)} commits on {base}")
 
 
 @main.command(example="~/pytorch")
@@ -238,7 +238,7 @@ def absorb(tree: Path) -> None:
     """
     changed = series.absorb(Stack(paths.ROOT), tree)
     for path in changed:
-        console.print(path, markup=False)
+        console.print(path)
     console.print(f"{len(changed)} files changed" if changed else "nothing to absorb")
 
 
@@ -251,7 +251,7 @@ def export(directory: Path, upstream: Path | None) -> None:
     """Write the stack as patches for `git am`, and their list, into DIRECTORY."""
     pristine = Upstream(upstream or source.pristine())
     made = series.export(Stack(paths.ROOT), pristine, directory)
-    console.print(f"{directory}: {len(made)} patches", markup=False)
+    console.print(f"{directory}: {len(made)} patches")
 
 
 @main.command(example="--upstream ~/pytorch")

@@ -48,7 +48,7 @@ class Group(click.Group):
         try:
             return super().invoke(ctx)
         except (ForkError, OSError) as e:
-            console.print(f"error: {e}", markup=False)
+            console.print(f"error: {e}")
             sys.exit(1)
         except KeyboardInterrupt:
             console.print("stopped; run it again to go on")
@@ -58,6 +58,6 @@ class Group(click.Group):
 def report(problems: Sequence[str]) -> None:
     """Prints each problem once and exits with status 1; does nothing if there is none."""
     for problem in dict.fromkeys(problems):
-        console.print(f"error: {problem}", markup=False)
+        console.print(f"error: {problem}")
     if problems:
         sys.exit(1)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from rich.box import SIMPLE
 from rich.console import Console, RenderableType
-from rich.markup import escape
 from rich.progress import (
     BarColumn,
     Progress,
@@ -20,10 +19,11 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
 from fork.errors import ForkError, cause
 
-console = Console(highlight=False, soft_wrap=True)
+console = Console(highlight=False, markup=False, soft_wrap=True)
 SILENCE = 30.0  # seconds without a line, at most, of a step whose output goes to a log
 # A line that Ninja prints for a step: steps done, steps in all, and what it makes.
 NINJA = re.compile(r"\[(\d+)/(\d+)\] .*?([^/ ]+)$")
@@ -32,7 +32,7 @@ NINJA = re.compile(r"\[(\d+)/(\d+)\] .*?([^/ ]+)$")
 def print_wide(renderable: RenderableType) -> None:
     """Prints without breaking a line, even where the width is unknown, as in a log."""
     wide = max(console.width, 120)
-    Console(width=wide, highlight=False, soft_wrap=True).print(renderable)
+    Console(width=wide, highlight=False, markup=False, soft_wrap=True).print(renderable)
 
 
 def new_table(title: str, **kwargs) -> Table:
@@ -46,12 +46,12 @@ class Step:
     def __init__(self, progress: Progress, title: str):
         self._progress = progress
         self._title = title
-        self._task = progress.add_task(escape(title), total=None)
+        self._task = progress.add_task(title, total=None)
         self.done = ""
 
     def tell(self, text: str = "", *, done: int | None = None, total: int | None = None) -> None:
         """Shows `text` behind the title, and the share that is `done`; what isn't named stays."""
-        words = {"description": escape(f"{self._title}: {text}")} if text else {}
+        words = {"description": f"{self._title}: {text}"} if text else {}
         self._progress.update(self._task, completed=done, total=total, **words)
 
 
@@ -64,8 +64,8 @@ def _reports(progress: Progress) -> Iterator[None]:
         while not ended.wait(SILENCE):
             for task in progress.tasks:
                 share = "" if task.total is None else f"{task.percentage:.0f}%, "
-                seconds = time.monotonic() - start
-                console.print(f"  {task.description} [dim]({share}{seconds:.0f} s)[/]")
+                about = f" ({share}{time.monotonic() - start:.0f} s)"
+                console.print(Text.assemble(f"  {task.description}", (about, "dim")))
 
     thread = threading.Thread(target=report, daemon=True)
     thread.start()
@@ -85,7 +85,7 @@ def step(title: str) -> Iterator[Step]:
     """
     start = time.monotonic()
     columns = (
-        *(SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=20)),
+        *(SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(bar_width=20)),
         *(TimeElapsedColumn(), TimeRemainingColumn()),
     )
     # What is printed while the block runs appears above the line.
@@ -97,11 +97,11 @@ def step(title: str) -> Iterator[Step]:
                 yield running
         except BaseException:
             progress.stop()
-            console.print(f"[red]x[/] {escape(title)}")
+            console.print(Text.assemble(("x", "red"), f" {title}"))
             raise
-    seconds = time.monotonic() - start
-    words = escape(f"{title}: {running.done}" if running.done else title)
-    console.print(f"[green]+[/] {words} [dim]({seconds:.1f} s)[/]")
+    words = f" {title}: {running.done}" if running.done else f" {title}"
+    seconds = f" ({time.monotonic() - start:.1f} s)"
+    console.print(Text.assemble(("+", "green"), words, (seconds, "dim")))
 
 
 class NinjaSteps:

@@ -64,7 +64,7 @@ def check(stack: Stack, *, fetch: bool = False, others: Iterable[Path] = ()) -> 
         lacking = sum(upstream.place(target) is None for target in edited)
         untried = f"; {lacking} of {len(edited)} edited files are in no wheel" if lacking else ""
         fits = "does not fit" if found else "all anchors match"
-        console.print(f"{upstream}: {fits}{untried}", markup=False)
+        console.print(f"{upstream}: {fits}{untried}")
         problems += [f"{commit}: {what}" for what, commit in found.items()]
     if not upstreams:
         console.print("no PyTorch at hand to resolve against: name one with --upstream")

@@ -49,5 +49,5 @@ def review(stack: Stack, tree: Path | None, branch: str, pristine: Callable[[], 
 def _say(found: Iterable[Lint]) -> int:
     lines = [f"  {lint}" for lint in found]
     for line in lines:
-        console.print(line, markup=False)
+        console.print(line)
     return len(lines)

@@ -44,7 +44,7 @@ def run_upstream(number: int | None, upstream: Path | None, only: Sequence[str] 
     if wanted:
         first, *_ = operators(paths.ROOT / NATIVE)
         command = f"cd {tree} && {venv}/bin/python test/test_ops.py -k {first}"
-        console.print(f"by hand: {command}", markup=False, soft_wrap=True)
+        console.print(f"by hand: {command}")
     return ran
 
 
@@ -76,7 +76,7 @@ def run_stack(upstream: Path | None, minutes: float | None) -> tuple[Record, lis
                 tree = source_tree(stack, commit, upstream, SHARED)
                 ran = run_plan(Plan.of(stack, commit), stack, commit, tree, venv, SHARED)
             except ForkError as e:
-                console.print(f"error: {e}", markup=False)
+                console.print(f"error: {e}")
                 failed.append(name)
                 continue
             for line in all_failures([*ran[0], *ran[1]]):

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from rich.console import Group
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -51,7 +50,7 @@ def rows(title: str, counted: Sequence[tuple[Result, dict[str, str], str]]) -> T
     for head, total in zip((*COUNTS, "seconds"), (*numbers(totals), f"{seconds:.1f}"), strict=True):
         grid.add_column(head, footer=total, justify="right")
     for suite, by, took in lines:
-        grid.add_row(escape(suite), *numbers(by), took, style="red" if by["failed"] else None)
+        grid.add_row(suite, *numbers(by), took, style="red" if by["failed"] else None)
     return grid
 
 
@@ -69,7 +68,7 @@ def stack_table(record: Record, failed: Collection[str]) -> Table:
         if name in failed:
             grid.add_row(name, *("" for _ in cells[1:]), "failed", style="red")
         else:
-            grid.add_row(name, *map(escape, cells))
+            grid.add_row(name, *cells)
     return grid
 
 

@@ -53,7 +53,7 @@ def _forget_lessons(venv: Path) -> None:
 def run_site(test: bool) -> int:
     """Builds the site, and with `test` runs its tests in a browser; their exit status."""
     if not test:
-        console.print(f"{build_site()}/index.html", markup=False)
+        console.print(f"{build_site()}/index.html")
         return 0
     missing = [package for program, package in BROWSER.items() if not shutil.which(program)]
     if missing:

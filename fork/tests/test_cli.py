@@ -76,8 +76,10 @@ def test_the_example_of_each_command_is_one_that_it_takes(command, monkeypatch):
 
 
 def test_stack(in_repo):
+    commit = in_repo / "stack/01-implicit/commit.md"
+    commit.write_text(commit.read_text().replace("# Do a thing", "# Do [a] thing"))
     code, output = invoke("stack")
-    assert code == 0 and "01-implicit Do a thing" in output and "02-explicit" in output
+    assert code == 0 and "01-implicit Do [a] thing" in output and "02-explicit" in output
 
 
 def test_tree_and_apply(in_repo, source, tmp_path):
