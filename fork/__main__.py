@@ -26,7 +26,7 @@ def main() -> None:
 BASE = options.base_option(default=default_release())
 
 
-@main.command(example="--example --base 2.6.0 --commit 4")
+@main.command(section="Build", example="--example --base 2.6.0 --commit 4")
 @BASE
 @options.COMMIT
 @click.option("--example", is_flag=True, help="Then run example.py.")
@@ -37,7 +37,7 @@ def install(base: str, commit: int | None, example: bool) -> None:
         sys.exit(graft.run_example(made, paths.VENV))
 
 
-@main.command("graft", example="--compress")
+@main.command("graft", section="Build", example="--compress")
 @BASE
 @options.COMMIT
 @click.option("--compress", is_flag=True, help="Deflate the wheel: smaller, but slower to make.")
@@ -48,7 +48,7 @@ def graft_command(base: str, commit: int | None, compress: bool) -> None:
     console.print(wheel)
 
 
-@main.command("source", example="--upstream ~/pytorch")
+@main.command("source", section="Build", example="--upstream ~/pytorch")
 @options.upstream_option(
     help="A checkout of PyTorch to build with your own tools.  [default: Debian 13's source]"
 )
@@ -77,20 +77,14 @@ def source_command(upstream: Path | None, python: str, branch: str, configure: b
     sys.exit(suites.finish(results + own))
 
 
-@main.command()
-def course() -> None:
-    """Run the course's lessons, exercises and extension (`make course`)."""
-    sys.exit(suites.run_course())
-
-
-@main.command(example="--test")
+@main.command(section="Build", example="--test")
 @click.option("--test", is_flag=True, help="Then test it in a browser, and run what it shows.")
 def site(test: bool) -> None:
     """Build the pages of the manual and the course (`make site`, `make test-site`)."""
     sys.exit(suites.run_site(test))
 
 
-@main.command(example="--long --base installed")
+@main.command(section="Test", example="--long --base installed")
 @BASE
 @click.option("--long", is_flag=True, help="With every float and the largest cases.")
 def test(base: str, long: bool) -> None:
@@ -98,7 +92,7 @@ def test(base: str, long: bool) -> None:
     report([f"failed: {what}" for what in suites.run_own(base, long)])
 
 
-@main.command("test-upstream", example="--commit 3 --suite test_ops.py")
+@main.command("test-upstream", section="Test", example="--commit 3 --suite test_ops.py")
 @click.option("--commit", type=int, help="Test commits 1 to this one.  [default: all]")
 @options.SUITES_UPSTREAM
 @click.option("--suite", "only", multiple=True, help="Run this suite only; may be repeated.")
@@ -109,7 +103,7 @@ def test_upstream(commit: int | None, upstream: Path | None, only: tuple[str, ..
     sys.exit(suites.finish(results + own))
 
 
-@main.command("test-stack", example="--minutes 20")
+@main.command("test-stack", section="Test", example="--minutes 20")
 @options.SUITES_UPSTREAM
 @click.option("--minutes", type=float, help="Begin no commit that takes longer than is left.")
 def test_stack(upstream: Path | None, minutes: float | None) -> None:
@@ -120,7 +114,7 @@ def test_stack(upstream: Path | None, minutes: float | None) -> None:
     sys.exit(suites.finish_stack(*suites.run_stack(upstream, minutes)))
 
 
-@main.command("test-sanitizers")
+@main.command("test-sanitizers", section="Test")
 def test_sanitizers() -> None:
     """Run the operator's tests with sanitizers in its library (`make test-sanitizers`).
 
@@ -130,7 +124,7 @@ def test_sanitizers() -> None:
     sys.exit(suites.finish(suites.run_sanitized(default_release())))
 
 
-@main.command("cuda-check")
+@main.command("cuda-check", section="Test")
 def cuda_check() -> None:
     """Compile and link the kernels for CUDA, for each GPU architecture (`make cuda-check`).
 
@@ -140,20 +134,26 @@ def cuda_check() -> None:
     report(graft.cuda_check())
 
 
-@main.command(example="--fix")
+@main.command(section="Test")
+def course() -> None:
+    """Run the course's lessons, exercises and extension (`make course`)."""
+    sys.exit(suites.run_course())
+
+
+@main.command(section="Test", example="--fix")
 @click.option("--fix", is_flag=True, help="Put into form what a tool can change.")
 def lint(fix: bool) -> None:
     """Check the form of all files: ruff, clang-format, mdformat, yamllint (`make lint`)."""
     sys.exit(0 if series.lint(paths.ROOT, fix) else 1)
 
 
-@main.command()
+@main.command(section="Stack")
 def stack() -> None:
     """Print the stack: a line per commit."""
     print_wide(series.table(Stack(paths.ROOT)))
 
 
-@main.command(example="log_cosh '(Tensor self) -> Tensor' --into ~/log_cosh")
+@main.command(section="Stack", example="log_cosh '(Tensor self) -> Tensor' --into ~/log_cosh")
 @click.argument("name")
 @click.argument("schema")
 @click.option(
@@ -171,7 +171,7 @@ def new(name: str, schema: str, into: Path | None) -> None:
         console.print(f"note: {line}")
 
 
-@main.command(example="--fetch --upstream ~/pytorch")
+@main.command(section="Stack", example="--fetch --upstream ~/pytorch")
 @click.option(
     *("--upstream", "others"),
     multiple=True,
@@ -189,7 +189,7 @@ def check(others: tuple[Path, ...], fetch: bool) -> None:
     report(overlay.check(stack, fetch=fetch, others=others) + suites.problems(stack))
 
 
-@main.command(example="4 /tmp/pytorch-4 --upstream ~/pytorch")
+@main.command(section="Stack", example="4 /tmp/pytorch-4 --upstream ~/pytorch")
 @click.argument("number", type=int)
 @click.argument("directory", type=options.NEW)
 @options.upstream_option(
@@ -201,7 +201,7 @@ def tree(number: int, directory: Path, upstream: Path) -> None:
     console.print(f"{directory}: {len(written)} files changed or added")
 
 
-@main.command(example="~/pytorch")
+@main.command(section="Stack", example="~/pytorch")
 @options.CHECKOUT
 def apply(tree: Path) -> None:
     """Put the tip of the stack onto the PyTorch source TREE: all of it or nothing.
@@ -213,7 +213,7 @@ def apply(tree: Path) -> None:
     console.print(f"{tree}: {what}")
 
 
-@main.command(example=f"~/pytorch --branch {PROJECT}")
+@main.command(section="Stack", example=f"~/pytorch --branch {PROJECT}")
 @options.CHECKOUT
 @options.BRANCH
 def commits(tree: Path, branch: str) -> None:
@@ -229,7 +229,7 @@ def commits(tree: Path, branch: str) -> None:
     console.print(f"branch {branch}: {len(made)} commits on {base}")
 
 
-@main.command(example="~/pytorch")
+@main.command(section="Stack", example="~/pytorch")
 @options.CHECKOUT
 def absorb(tree: Path) -> None:
     """Take what was changed in the stack's commits in the checkout TREE back into this clone.
@@ -242,7 +242,7 @@ def absorb(tree: Path) -> None:
     console.print(f"{len(changed)} files changed" if changed else "nothing to absorb")
 
 
-@main.command(example="patches")
+@main.command(section="Stack", example="patches")
 @click.argument("directory", type=options.NEW)
 @options.upstream_option(
     help="The pristine source tree to make them for.  [default: Debian 13's source package]"
@@ -254,7 +254,7 @@ def export(directory: Path, upstream: Path | None) -> None:
     console.print(f"{directory}: {len(made)} patches")
 
 
-@main.command(example="--upstream ~/pytorch")
+@main.command(section="Stack", example="--upstream ~/pytorch")
 @options.upstream_option(
     help="A checkout of PyTorch to make the commits in.  [default: a copy of Debian 13's source]"
 )
@@ -268,7 +268,9 @@ def review(upstream: Path | None, branch: str) -> None:
     sys.exit(0 if clean else 1)
 
 
-@main.command(context_settings=options.PASSES_ON, example="--only n=1024 --mode forward")
+@main.command(
+    section="Measure", context_settings=options.PASSES_ON, example="--only n=1024 --mode forward"
+)
 @options.PUBLISH
 @options.ARGS
 def bench(publish: bool, args: tuple[str, ...]) -> None:
@@ -276,7 +278,9 @@ def bench(publish: bool, args: tuple[str, ...]) -> None:
     sys.exit(suites.bench(publish, args))
 
 
-@main.command("bench-gpu", context_settings=options.PASSES_ON, example="--sanitize")
+@main.command(
+    "bench-gpu", section="Measure", context_settings=options.PASSES_ON, example="--sanitize"
+)
 @options.base_option(default=graft.INSTALLED)
 @click.option("--sanitize", is_flag=True, help="Run compute-sanitizer on the kernels instead.")
 @options.PUBLISH

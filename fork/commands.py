@@ -1,7 +1,8 @@
-"""What all commands share: groups, an example in each one's help, errors in one line."""
+"""What all commands share: a section of the list, an example, errors in one line."""
 
 import sys
 from collections.abc import Sequence
+from itertools import groupby
 
 import click
 
@@ -10,10 +11,11 @@ from fork.errors import ForkError
 
 
 class Command(click.Command):
-    """A command with an example at the end of its help."""
+    """A command with an example at the end of its help, and its section in the list of all."""
 
-    def __init__(self, *args, example: str = "", **kwargs):
+    def __init__(self, *args, section: str, example: str = "", **kwargs):
         super().__init__(*args, **kwargs)
+        self.section = section
         self.example = f"python -m fork {self.name} {example}".rstrip()
 
     def format_epilog(self, ctx, formatter):
@@ -22,27 +24,14 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """Lists its commands by what they are for; turns an error or Ctrl-C into one line."""
+    """Lists its commands by section; turns an error or Ctrl-C into one line."""
 
     command_class = Command
-    groups = {
-        "Build": ("install", "graft", "source", "site"),
-        "Test": (
-            *("test", "test-upstream", "test-stack", "test-sanitizers", "cuda-check"),
-            *("course", "lint"),
-        ),
-        "Stack": (
-            *("stack", "new", "check", "tree", "apply"),
-            *("commits", "absorb", "export", "review"),
-        ),
-        "Measure": ("bench", "bench-gpu"),
-    }
 
     def format_commands(self, ctx, formatter):
-        for title, names in self.groups.items():
-            with formatter.section(title):
-                rows = [(name, self.commands[name].get_short_help_str(100)) for name in names]
-                formatter.write_dl(rows)
+        for section, commands in groupby(self.commands.values(), lambda c: c.section):
+            with formatter.section(section):
+                formatter.write_dl([(c.name, c.get_short_help_str(100)) for c in commands])
 
     def invoke(self, ctx):
         try:

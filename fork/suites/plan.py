@@ -100,11 +100,14 @@ class Plan:
         named = [c for c in commands(commit) if not c.left_out]
         scripts = tuple(c for c in named if c.is_script)
         suites: dict[str, tuple[str, ...]] = {}
-        if NATIVE in tree and (commit is stack.commits[-1] or registers(commit)):
+        changed = (*commit.files, *commit.removes)
+        registers = any(path.startswith(REGISTERS) for path in changed)
+        if NATIVE in tree and (registers or commit is stack.commits[-1]):
             suites |= LAB
-        for path in (*commit.files, *commit.removes):
+        for path in changed:
             file = target_of(path) or path
-            if is_test(file) and (path in tree or file != path):
+            is_test = file.startswith(TEST) and file.endswith(".py")
+            if is_test and (path in tree or file != path):
                 suites.setdefault(file.removeprefix(TEST), ())
         for script in scripts:
             suites.pop(script.file.removeprefix(TEST), None)
@@ -119,15 +122,6 @@ class Plan:
 
     def __bool__(self) -> bool:
         return bool(self.upstream or self.own or self.scripts)
-
-
-def registers(commit: Commit) -> bool:
-    """Whether the commit changes what PyTorch knows of an operator, beside its kernels."""
-    return any(path.startswith(REGISTERS) for path in (*commit.files, *commit.removes))
-
-
-def is_test(path: str) -> bool:
-    return path.startswith(TEST) and path.endswith(".py")
 
 
 def walks(commit: Commit, command: Command, ops: list[str]) -> tuple[str, ...]:
