@@ -119,6 +119,9 @@ EDGES = [
         sized(3, 5, 4, 6),
         sized(16, 32, 16, 16),
         sized(17, 97, 18, 19),
+        # The smallest sizes that brgemm multiplies in the forward, and in the backward.
+        sized(9, 17, 17, 16),
+        sized(49, 17, 17, 16),
         sized(50, 289, 17, 64),
         sized(97, 300, 33, 35, 2),
     )
@@ -189,7 +192,7 @@ FAR = (
     sized(4, 4, 3, 3),
     sized(3, 40, 20, 20),
     sized(40, 7, 5, 6),
-    sized(40, 70, 33, 35),
+    sized(60, 70, 33, 35),
     sized(64, 64, 64, 64),
 )
 # The tiles of the backward of each line's sizes.
