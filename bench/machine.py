@@ -33,8 +33,10 @@ def busy_processes(count: int) -> Iterator[None]:
     """Keeps `count` processes busy while the block runs."""
     with ExitStack() as stack:
         for _ in range(count):
-            process = stack.enter_context(subprocess.Popen(BUSY))
-            stack.callback(process.kill)
+            process = subprocess.Popen(BUSY)
+            # Popen's own context waits a quarter of a second only if it is interrupted.
+            stack.callback(process.wait)
+            stack.callback(process.kill)  # called first
         yield
 
 
