@@ -21,7 +21,7 @@ MODULES = {
     "attn_function": ROOT / "test" / "attn_function.py",
 }
 CHECKS = "\n\n# The rest checks the above."
-# What a lesson can't do without, beside torch -> the packages.
+# A lesson with such a line needs these packages besides torch.
 PACKAGES = {
     r"^import numpy": ("numpy",),
     r"^from torch\.testing\._internal": ("expecttest", "numpy"),
@@ -38,7 +38,7 @@ CLONE_FIRST = """\
 raise SystemExit("This lesson works on the repository: run it in a clone, as course/{name}")
 """
 MODULES_FIRST = """\
-# What this lesson imports from the repository's folder course/.
+# The lesson imports these modules, which are the repository's, from its folder course/.
 import sys
 import types
 from pathlib import Path

@@ -44,13 +44,13 @@ ready.then(() => {
 });
 """
 
-# What axe looks at: all that a page shows. A gradient is no colour to it: it would not compare.
+# Opens all that a page can show for axe, and removes gradients, on which it judges no contrast.
 PREPARE = """
 document.querySelectorAll("details").forEach(details => { details.open = true; });
 const style = document.head.appendChild(document.createElement("style"));
 style.textContent = "* { background-image: none !important; }";
 """
-# Where on its page an element is, once it can be seen.
+# Scrolls an element into view and returns its place on the page.
 PLACE = """
 const [selector, done] = arguments, element = document.querySelector(selector);
 element.scrollIntoView({block: "center", behavior: "instant"});

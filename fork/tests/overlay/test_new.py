@@ -97,7 +97,7 @@ def test_refused_and_nothing_written(why):
     assert status() == before
 
 
-# What PyTorch's parser of schemas takes, though no such operator can be compiled or called.
+# PyTorch's parser of schemas takes these, but no such operator can be compiled or called.
 CANNOT_WORK = {
     "(Tensor self, Tensor self) -> Tensor": "self: named twice",
     "(Tensor self, int n, float n) -> Tensor": "n: named twice",
