@@ -130,7 +130,7 @@ assert bandwidth * 16 / 4 < peak < bandwidth * 64 / 4
 # %%
 # So 16 is too small, and nothing here uses the tensor cores: cuBLAS does both, and
 # wins by far. The kernels of ``attn`` (``aten/src/ATen/native/cuda/``) are what the
-# next step looks like, :doc:`commit 23 </generated/stack/23-cuda-forward>` and those after it.
+# next step looks like, :doc:`commit 24 </generated/stack/24-cuda-forward>` and those after it.
 #
 # Exercise
 # --------

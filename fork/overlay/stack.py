@@ -28,8 +28,7 @@ TRAILER = "Stack-commit"
 PATCH_BEGINS = re.compile(r"^(---|diff -|Index: ).*", re.M)
 # What a suite that does not pass is called in PyTorch's tests; skipIf/skipUnless is not a debt.
 DEBT = re.compile(r"\bunittest\.(expectedFailure|skip)\b|\b(xfail|skip)\(")
-MOST_CODE = 800  # lines that a reviewer takes at once
-COMMENT = re.compile(r"\s*($|//|#(?!\s*(define|el|end|if|include|pragma|undef)))")  # or nothing
+MOST_CODE = 900  # lines that a reviewer takes at once
 LITTER = re.compile(r"__pycache__|\..*|.*\.egg-info|.*\.pyc")
 
 
@@ -55,7 +54,7 @@ def operators(native: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Added:
-    """Lines that a commit adds; those of code are neither empty nor a comment alone."""
+    """Lines that a commit adds, with comments and empty ones."""
 
     code: int = 0
     tests: int = 0
@@ -262,7 +261,7 @@ class Stack:
             old = Counter(before[path].read_text().splitlines()) if path in before else Counter()
             kind = kind_of(path)
             for line, n in (new - old).items():
-                if "@@ " not in line and not (kind == "code" and COMMENT.match(line)):
+                if "@@ " not in line:
                     counts[kind] += n
         return Added(**counts)
 

@@ -5,7 +5,7 @@ from rich.table import Table
 from fork.overlay import Added, Stack
 
 CAPTION = """\
-Lines that each commit adds, of code those that are neither empty nor a comment alone.
+Lines that each commit adds, with comments and empty ones.
 Earlier: lines of the versions that it keeps of files which a later commit changes."""
 
 
