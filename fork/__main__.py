@@ -167,8 +167,9 @@ def new(name: str, schema: str, into: Path | None) -> None:
     """
     for path in overlay.new(paths.ROOT, name, schema, into):
         console.print(path)
-    for line in overlay.unfinished(Stack(into or paths.ROOT)):
-        console.print(f"note: {line}")
+    for line in Stack(into or paths.ROOT).unfinished():
+        if line.startswith("stack/"):
+            console.print(f"note: {line}")
 
 
 @main.command(section="Stack", example="--fetch --upstream ~/pytorch")

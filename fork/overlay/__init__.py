@@ -1,6 +1,6 @@
 """The overlay and its stack: files and anchored edits, resolved against a release of PyTorch."""
 
-from fork.overlay.check import check, unfinished
+from fork.overlay.check import check
 from fork.overlay.edit import MARK, Edit, blank_lines, is_edit, is_source, resolve, target_of
 from fork.overlay.new import new
 from fork.overlay.releases import RELEASES, default_release, download_wheel, suites_release

@@ -1,6 +1,5 @@
 """Whether the stack keeps its rules, and fits every PyTorch that is at hand."""
 
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -9,7 +8,7 @@ from fork.console import console
 from fork.errors import ForkError
 from fork.overlay.edit import resolve, target_of
 from fork.overlay.releases import fetch_anchors
-from fork.overlay.stack import NATIVE, Stack, operators
+from fork.overlay.stack import Stack
 from fork.overlay.upstream import UNPACKED, Upstream
 
 
@@ -23,31 +22,13 @@ def at_hand() -> list[Upstream]:
     return sorted(map(Upstream, places), key=lambda u: u.release)
 
 
-def unfinished(stack: Stack) -> list[str]:
-    """Finds what is left to do in the versions that the commits keep in their own folders.
-
-    `Stack.problems` reads the last version of each file, and each commit's message.
-    """
-    natives = [stack.file(c, NATIVE) for c in stack.commits if NATIVE in c.files]
-    names = "|".join(dict.fromkeys(name for native in natives for name in operators(native)))
-    return [
-        f"{commit}/{path}: {todo} is still to do"
-        for commit in stack.commits
-        for path in commit.files
-        if (own := commit.folder / path).is_file()
-        for todo in dict.fromkeys(
-            re.findall(rf"TODO\((?:{names})\)", own.read_text(errors="replace"))
-        )
-    ]
-
-
 def check(stack: Stack, *, fetch: bool = False, others: Iterable[Path] = ()) -> list[str]:
     """Finds what is wrong with the stack: with its rules, and its anchors in each PyTorch at hand.
 
     With `fetch` a small wheel of every supported release is downloaded first; `others` are further
     PyTorches. Prints a line for each. A stack that breaks the rules is not resolved.
     """
-    if problems := stack.problems() + unfinished(stack):
+    if problems := stack.problems():
         return problems  # without these files no tree can be made
     console.print(f"{len(stack.commits)} commits, {len(stack.tree())} files: sound")
     if fetch:

@@ -118,6 +118,10 @@ class Commit:
             lists[key] = tuple(value)
         return cls(int(named[1]), folder, parts[2].strip(), parts[3], **lists)
 
+    def kept(self) -> list[str]:
+        """The files whose version of this commit is in its folder, as a later commit changes it."""
+        return [path for path in files_under(self.folder) if path != "commit.md"]
+
     def text(self) -> str:
         """What commit.md says; `load` reads it."""
         front = "".join(
@@ -192,6 +196,16 @@ class Stack:
         found += [f.name for f in self.root.iterdir() if f.is_file() and is_edit(f.name)]
         return sorted(found)
 
+    def unfinished(self) -> list[str]:
+        """Finds what is left to do in the overlay's files, the versions of earlier commits too."""
+        todo = re.compile(rf"TODO\((?:{'|'.join(operators(self.root / NATIVE))})\)")
+        kept = [f"{c}/{path}" for c in self.commits for path in c.kept()]
+        return [
+            f"{path}: {what} is still to do"
+            for path in self.overlay_files() + kept
+            for what in dict.fromkeys(todo.findall((self.root / path).read_text(errors="replace")))
+        ]
+
     def problems(self) -> list[str]:
         """What breaks the rules of the series; empty for a sound stack."""
         found: list[str] = []
@@ -203,14 +217,12 @@ class Stack:
                 last.pop(path, None)
         for commit in self.commits:
             found += self._problems_of(commit, self._tree(commit.number - 1), last)
-        names = "|".join(operators(self.root / NATIVE))
-        for path in self.overlay_files():
-            if path not in last:
-                found.append(f"{path}: no commit of the stack claims this file")
-            text = (self.root / path).read_text(errors="replace")
-            found += [
-                f"{path}: {t} is still to do" for t in re.findall(rf"TODO\((?:{names})\)", text)
-            ]
+        found += [
+            f"{path}: no commit of the stack claims this file"
+            for path in self.overlay_files()
+            if path not in last
+        ]
+        found += self.unfinished()
         for commit in self.commits if not found else ():
             if (code := self.added(commit).code) > MOST_CODE:
                 found.append(f"{commit}: {code} lines of code: cut it, reviewers take {MOST_CODE}")
@@ -218,7 +230,7 @@ class Stack:
 
     def _problems_of(self, commit: Commit, before: dict[str, Path], last: dict) -> list[str]:
         found = []
-        own = set(files_under(commit.folder)) - {"commit.md"}
+        own = set(commit.kept())
         for path in sorted(own - set(commit.files)):
             found.append(f"{commit}/{path}: not among the files of its commit.md")
         for path in commit.files:
@@ -267,8 +279,7 @@ class Stack:
 
     def earlier(self, commit: Commit) -> int:
         """Lines of the versions that the commit keeps of files that a later commit changes."""
-        own = set(files_under(commit.folder)) - {"commit.md"}
-        return sum(len((commit.folder / path).read_text().splitlines()) for path in own)
+        return sum(len((commit.folder / p).read_text().splitlines()) for p in commit.kept())
 
     def debts(self, number: int) -> Counter:
         """The xfails and skips of the overlay after commit `number`, as (path, line) -> count."""

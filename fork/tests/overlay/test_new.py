@@ -26,7 +26,6 @@ from fork.overlay import (
     new,
     operators,
     resolve,
-    unfinished,
 )
 from fork.overlay.new import parse
 from fork.tests.conftest import message, write_files
@@ -250,7 +249,8 @@ def test_each_commit_stands(others):
     # The problems name each file of each operator in which something is left to do.
     for name, commit in zip(SCHEMAS, stack.commits, strict=True):
         assert f"{commit}: something in commit.md is still to do" in stack.problems()
-        said = [p.partition(":")[0] for p in stack.problems() if f"TODO({name}) is" in p]
+        said = [p.partition(":")[0] for p in stack.unfinished() if f"TODO({name}) is" in p]
+        said = [p for p in said if not p.startswith("stack/")]
         assert len(said) == len({*said}) == 4, said
     upstream = next(iter(sorted(paths.BASES.glob(f"*/{UNPACKED}"))), None)
     for number, name in enumerate(SCHEMAS, 1):
@@ -327,14 +327,12 @@ def test_what_an_earlier_commit_keeps_must_be_filled_in_too(tmp_path, monkeypatc
     for name in ("two", "three"):
         done = CliRunner().invoke(main, ["new", name, SCHEMA])
     stack = Stack(place)
-    left = unfinished(stack)
+    left = [line for line in stack.unfinished() if line.startswith("stack/")]
     said = done.output.splitlines()
     assert f"stack/02-two/{NATIVE}" in said and f"stack/01-one/{NATIVE}" not in said
     assert [line for line in said if "note: " in line] == [f"note: {x}" for x in left]
     for path in (*stack.tree(), *(f"{commit}/commit.md" for commit in stack.commits)):
         fill_in(place, path)
-    stack = Stack(place)
-    assert stack.problems() == []
     docs = "torch/_torch_docs.edit.py"
     wanted = [
         f"stack/{folder}/{path}: TODO({name}) is still to do"
@@ -342,10 +340,11 @@ def test_what_an_earlier_commit_keeps_must_be_filled_in_too(tmp_path, monkeypatc
         for path in (DERIVATIVES, docs)
         for name in names
     ]
-    assert check(stack) == unfinished(stack) == wanted
+    stack = Stack(place)
+    assert check(stack) == stack.unfinished() == wanted
     for line in wanted:
         fill_in(place, line.partition(":")[0])
-    assert unfinished(stack) == []
+    assert stack.unfinished() == []
 
 
 def test_a_file_that_no_commit_has(tmp_path):
