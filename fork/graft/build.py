@@ -34,8 +34,6 @@ MAKERS = (
 )
 # The folder whose sources are compiled for several sets of instructions.
 CPU_KERNELS = "aten/src/ATen/native/cpu/"
-# Upstream's libtorch.so beside ours: a name as long as that one, see `with_soname`.
-UPSTREAM_LIBRARY = "libtbase.so"
 
 
 class Graft:
@@ -171,7 +169,6 @@ class Graft:
         python = sorted((self.gen / "python").glob("*.cpp"))
         settings = {
             "BASE": [self.base.folder],
-            "UPSTREAM": [self.upstream_library],
             # CUDA's own libraries are beside torch, for ours as for upstream's.
             "RPATH": rpath(self.base.folder / "torch" / "lib" / "libtorch.so"),
             "CXX11_ABI": [self.base.cxx11_abi],
@@ -212,7 +209,6 @@ class Graft:
         for tool in ("cmake", "ninja"):
             if shutil.which(tool, path=env["PATH"]) is None:
                 raise ForkError(f"{tool} is missing: pip install -r requirements.txt")
-        self._rename_upstream_library()
         build = self.dir / ("sanitized" if sanitized else "cmake")
         config = self.dir / "graft.cmake"
         text = self.configuration()
@@ -229,22 +225,11 @@ class Graft:
         run(ninja, self.dir / "ninja.log", "the compiler stopped", line=steps, env=env)
         return str(steps)
 
-    @property
-    def upstream_library(self) -> Path:
-        return self.dir / UPSTREAM_LIBRARY
-
-    def _rename_upstream_library(self) -> None:
-        """Ours is called libtorch.so, what everybody links with, and needs upstream's."""
-        old = self.base.folder / "torch" / "lib" / "libtorch.so"
-        renamed = with_soname(old.read_bytes(), old.name, UPSTREAM_LIBRARY)
-        write_changed(self.upstream_library, renamed)
-
     def stage_products(self) -> None:
         """Stages the libraries, the headers and the type stubs."""
         build, torch = self.dir / "cmake", self.stage / "torch"
         (torch / "lib").mkdir(parents=True, exist_ok=True)
         shutil.copy2(build / "libtorch.so", torch / "lib")
-        shutil.copy2(self.upstream_library, torch / "lib")
         shutil.copy2(next(build.glob("_C_graft*.so")), torch)
         shutil.copytree(self.gen / "include", torch / "include", dirs_exist_ok=True)
         for place, stub in {
@@ -281,17 +266,6 @@ def open_graft(
     """
     bases = paths.BASES / "cuda" if of_pypi else paths.BASES
     return Graft(Stack(paths.ROOT), get(release, bases, of_pypi), commit, folder)
-
-
-def with_soname(library: bytes, old: str, new: str) -> bytes:
-    """A shared library that calls itself `new`, which has as many letters as `old`.
-
-    The name is a string in the table of the dynamic section, so that nothing moves.
-    """
-    strings = [f"\0{name}\0".encode() for name in (old, new)]
-    if len(old) != len(new) or library.count(strings[0]) != 1:
-        raise ForkError(f"{old}: its name for the loader cannot be replaced by {new}")
-    return library.replace(*strings)
 
 
 def write_changed(file: Path, content: bytes) -> None:

@@ -1,7 +1,6 @@
 """Tests of the graft's steps on small inputs, and of the wheel that it made of the tip."""
 
 import csv
-import ctypes
 import os
 import re
 import subprocess
@@ -18,7 +17,7 @@ from fork.bootstrap import borrow_venv
 from fork.errors import ForkError
 from fork.graft import base as bases
 from fork.graft.base import Base
-from fork.graft.build import Graft, mirror, with_soname
+from fork.graft.build import Graft, mirror
 from fork.graft.codegen import fragment
 from fork.graft.generate import without_key
 from fork.graft.install import UNDER_WAY, clear, exchange, install
@@ -66,26 +65,6 @@ def test_mirror_keeps_the_time_of_what_did_not_change(tmp_path):
     assert (tmp_path / "a/x").stat().st_mtime_ns == times[tmp_path / "a/x"]
 
 
-def test_with_soname(tmp_path):
-    source = write_files(tmp_path, {"a.cpp": "int answer() { return 42; }\n"}) / "a.cpp"
-    library, renamed = tmp_path / "libtorch.so", tmp_path / "libtbase.so"
-    command = ["g++", "-shared", "-fPIC", "-Wl,-soname,libtorch.so", source, "-o", library]
-    subprocess.run(command, check=True)
-    renamed.write_bytes(with_soname(library.read_bytes(), library.name, renamed.name))
-    assert dynamic(renamed, "SONAME") == ["libtbase.so"]
-    assert ctypes.CDLL(str(renamed))._Z6answerv() == 42
-
-
-@pytest.mark.parametrize(
-    "library, new",
-    [(b"\0libtorch_cpu.so\0", "libtbase.so"), (b"\0libtorch.so\0", "libtorch_base.so")],
-    ids=["no such name", "a longer one"],
-)
-def test_a_soname_that_cannot_be_replaced(library, new):
-    with pytest.raises(ForkError, match=f"libtorch.so: its name .* replaced by {new}"):
-        with_soname(library, "libtorch.so", new)
-
-
 def test_header_keeps_the_text_below():
     text = "Name: torch\nVersion: 1\nTag: a\nTag: b\n\nTensors — fast\n"
     assert (
@@ -96,7 +75,7 @@ def test_header_keeps_the_text_below():
 @pytest.mark.parametrize("compress", [False, True])
 def test_pack(wheel, unpacked, tmp_path, compress):
     stage = write_files(
-        tmp_path / "stage", {"torch/overrides.py": "new\n", "torch/lib/libtbase.so": "so"}
+        tmp_path / "stage", {"torch/overrides.py": "new\n", "torch/lib/libnew.so": "so"}
     )
     made = pack(Base(unpacked), stage, tmp_path / "out", compress)
     assert made.name.startswith(f"torch-2.13.0+cpu.attn-{TAG}-linux_")
@@ -109,7 +88,7 @@ def test_pack(wheel, unpacked, tmp_path, compress):
     }
     assert files["torch/version.py"] == "__version__ = '2.13.0+cpu.attn'\n"
     assert files["torch/overrides.py"] == "new\n"
-    assert files["torch/lib/libtbase.so"] == "so"
+    assert files["torch/lib/libnew.so"] == "so"
     assert files["torch/_C.so"] == "\x7fELF"
     metadata = files["torch-2.13.0+cpu.attn.dist-info/METADATA"]
     assert "Version: 2.13.0+cpu.attn\n" in metadata and "Tensors — fast" in metadata
@@ -380,22 +359,20 @@ def test_only_the_edits_differ_from_the_base(grafted):
     staged = {p.relative_to(graft.stage).as_posix() for p in graft.stage.rglob("*") if p.is_file()}
     assert changed | added == staged | {"torch/version.py"}
     assert {p for p in changed if p.endswith(".so")} == {"torch/lib/libtorch.so"}
-    assert {p.split(".")[0] for p in added if p.endswith(".so")} == {
-        "torch/_C_graft",
-        "torch/lib/libtbase",
-    }
+    assert {p.split(".")[0] for p in added if p.endswith(".so")} == {"torch/_C_graft"}
 
 
-def test_our_libtorch_needs_upstreams(grafted):
+def test_our_libtorch_stands_for_upstreams(grafted):
+    """It needs what upstream's needs, looks in the same places, and has all of its symbols."""
     graft, _ = grafted
-    lib = graft.stage / "torch" / "lib"
-
-    assert dynamic(lib / "libtorch.so", "SONAME") == ["libtorch.so"]
-    assert "libtbase.so" in dynamic(lib / "libtorch.so", "NEEDED")
-    assert dynamic(lib / "libtbase.so", "SONAME") == ["libtbase.so"]
-    # Both libraries look for CUDA's libraries in the same places.
-    places = (dynamic(lib / name, "R(?:UN)?PATH") for name in ("libtorch.so", "libtbase.so"))
-    assert next(places) == next(places)
+    place = Path("torch", "lib", "libtorch.so")
+    theirs, ours = graft.base.folder / place, graft.stage / place
+    for tag in ("SONAME", "R(?:UN)?PATH"):
+        assert dynamic(ours, tag) == dynamic(theirs, tag)
+    assert {*dynamic(theirs, "NEEDED")} <= {*dynamic(ours, "NEEDED")}
+    symbols = ["nm", "--dynamic", "--defined-only", "--format=posix", theirs]
+    said = subprocess.check_output(symbols, text=True).splitlines()
+    assert {line.split()[0] for line in said} <= {"__bss_start", "_edata", "_end", "_init", "_fini"}
 
 
 def test_instruction_sets_share_no_symbol_of_ours(grafted):
