@@ -32,12 +32,18 @@ def alone(within: str | Path = "") -> Iterator[None]:
 
 
 @contextmanager
-def atomically(place: Path) -> Iterator[Path]:
-    """Yields a path beside `place` at which to make it, and renames it once it is complete."""
+def atomically(place: Path, folder: bool = False) -> Iterator[Path]:
+    """Yields a path beside `place` at which to make it, and puts it there once it is complete.
+
+    With `folder` that path is a new folder; otherwise nothing is there yet.
+    """
     partial = place.with_name(f".{place.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
+    if folder:
+        partial.mkdir(parents=True)
     try:
         yield partial
+        shutil.rmtree(place, ignore_errors=True)
         partial.rename(place)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)

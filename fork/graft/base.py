@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import re
-import shutil
 import sys
 import zipfile
 from functools import cached_property
@@ -16,6 +15,7 @@ from wheel.wheelfile import WheelError, WheelFile
 from fork.console import Step, step
 from fork.errors import ForkError
 from fork.overlay import RELEASES, UNPACKED, Upstream, download_wheel, is_grafted
+from fork.paths import atomically
 from fork.project import LOCAL
 
 # The base that is not fetched: the torch that the running Python has.
@@ -103,7 +103,12 @@ def get(release: str, cache: Path, of_pypi: bool = False) -> Base:
             raise ForkError(
                 f"torch {release}: not a release that the graft supports: {', '.join(known)}"
             )
-        wheel = _find(release, cache) or _download(release, cache, "===" if of_pypi else "==")
+        if (wheel := _find(release, cache)) is None:
+            with step(f"download torch {release}") as doing:
+                which, equals = f" for this Python ({_tag()})", "===" if of_pypi else "=="
+                download_wheel(release, cache, doing, which, equals=equals)
+                wheel = _find(release, cache)
+                doing.done = wheel.name
     folder = cache / wheel.stem
     if not (folder / UNPACKED).exists():
         with step(f"unpack {wheel.name}") as doing:
@@ -147,25 +152,12 @@ def _find(release: str, cache: Path) -> Path | None:
     return sorted(found)[0] if found else None
 
 
-def _download(release: str, cache: Path, equals: str) -> Path:
-    partial = cache / "download"
-    shutil.rmtree(partial, ignore_errors=True)
-    with step(f"download torch {release}") as doing:
-        what = f" for this Python ({_tag()})"
-        download_wheel(release, partial, doing, what, equals=equals)
-        wheel = next(partial.glob("*.whl"))
-        doing.done = wheel.name
-    place = cache / wheel.name
-    wheel.rename(place)
-    partial.rmdir()
-    return place
-
-
 def _unpack(wheel: Path, folder: Path, doing: Step) -> None:
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
     try:
-        with WheelFile(wheel) as packed:  # compares every file with its hash in RECORD
+        with (
+            atomically(folder, folder=True) as partial,
+            WheelFile(wheel) as packed,  # compares every file with its hash in RECORD
+        ):
             files = packed.infolist()
             total, done = sum(info.file_size for info in files), 0
             for info in files:
@@ -174,11 +166,9 @@ def _unpack(wheel: Path, folder: Path, doing: Step) -> None:
                 doing.tell(done=done, total=total)
                 if info.external_attr >> 16 & 0o111:
                     (partial / info.filename).chmod(0o755)
-        (partial / UNPACKED).touch()
+            (partial / UNPACKED).touch()
     except (WheelError, zipfile.BadZipFile) as e:
         wheel.unlink()
         raise ForkError(f"{wheel.name}: broken ({e}); removed it, so run this again") from None
     except OSError as e:
         raise ForkError(f"{wheel.name}: cannot be unpacked: {e}") from None
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.rename(folder)

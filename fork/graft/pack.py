@@ -5,7 +5,6 @@ from __future__ import annotations
 import email.parser
 import email.policy
 import re
-import shutil
 import stat
 import sysconfig
 import zipfile
@@ -16,6 +15,7 @@ from wheel.wheelfile import WheelFile
 from fork.errors import ForkError
 from fork.graft.base import Base
 from fork.overlay import files_under
+from fork.paths import atomically
 
 
 def pack(base: Base, stage: Path, into: Path, compress: bool) -> Path:
@@ -34,13 +34,12 @@ def pack(base: Base, stage: Path, into: Path, compress: bool) -> Path:
         f"{dist_info}/WHEEL": lambda text: header(text, Tag=tag, Generator="fork.graft"),
         "torch/version.py": lambda text: text.replace(f"'{base.version}'", f"'{version}'", 1),
     }
-    shutil.rmtree(into, ignore_errors=True)
-    partial = into.with_name(into.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
     how = zipfile.ZIP_DEFLATED if compress else zipfile.ZIP_STORED
     try:
-        with WheelFile(partial / name, "w", compression=how) as new:  # writes RECORD
+        with (
+            atomically(into, folder=True) as partial,
+            WheelFile(partial / name, "w", compression=how) as new,  # writes RECORD
+        ):
             for path in dict.fromkeys([*base.files(), *sorted(changed)]):
                 old = base.folder / path
                 data = changed.get(path, old).read_bytes()
@@ -53,9 +52,7 @@ def pack(base: Base, stage: Path, into: Path, compress: bool) -> Path:
                 place.compress_type = how
                 new.writestr(place, data)
     except OSError as e:
-        shutil.rmtree(partial, ignore_errors=True)
         raise ForkError(f"the wheel cannot be written: {e}") from None
-    partial.rename(into)
     return into / name
 
 
