@@ -39,18 +39,6 @@ class Result:
         return len(self.ours)
 
     @property
-    def passed(self) -> int:
-        return count(self.ours, "passed")
-
-    @property
-    def skipped(self) -> int:
-        return count(self.ours, "skipped")
-
-    @property
-    def xfailed(self) -> int:
-        return count(self.ours, "xfailed")
-
-    @property
     def failed(self) -> int:
         """Failed tests and unexpected successes, and one more for a broken suite."""
         return count(self.ours, "failed") + bool(self.broken)

@@ -15,7 +15,7 @@ from fork import paths
 from fork.console import console, step
 from fork.errors import ForkError
 from fork.overlay import NATIVE, operators
-from fork.suites.files import SUITES, functions, is_ours, is_test_file, own
+from fork.suites.files import functions, is_ours, is_test_file, own
 from fork.suites.plan import Command
 from fork.suites.report import progress
 from fork.suites.results import LACKS, Result, fault, read_reports
@@ -32,20 +32,18 @@ TWO_THREADS = {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE"}
 def run_suites(
     python: Path,
     tree: Path,
-    suites: Mapping[str, Sequence[str]] = SUITES,
+    suites: Mapping[str, Sequence[str]],
     *,
     log_dir: Path,
-    ops: Sequence[str] | None = None,
-    jobs: int | None = None,
     timeout: float = 3600,
     slow: bool = False,
     variables: Mapping[str, str] | None = None,
 ) -> list[Result]:
     """Run each suite of the source tree with `python`'s torch; results in that order.
 
-    `ops` are the operators whose tests run, by default this clone's; `suites` gives for each the
-    tests that are ours whatever their names, as in SUITES; `slow` says whether the operators' own
-    slow tests run, as upstream's do; `variables` are further ones of the environment.
+    `suites` gives for each the tests that are ours whatever their names, as `files.SUITES` does;
+    `slow` says whether the operators' own slow tests run, as upstream's do; `variables` are further
+    ones of the environment.
     """
     # Not resolved: a virtual environment's python is a link out of it.
     python, tree, log_dir = (Path(os.path.abspath(p)) for p in (python, tree, log_dir))
@@ -55,16 +53,15 @@ def run_suites(
         if not (tree / "test" / suite).is_file():
             raise ForkError(f"{tree}: has no test/{suite}: not a source tree of PyTorch?")
     cores = os.cpu_count() or 1
-    jobs = max(1, min(jobs or cores, len(suites)))
+    jobs = max(1, min(cores, len(suites)))
     env = environment(threads=max(1, cores // jobs)) | {**(variables or {})}
-    ops = operators(paths.ROOT / NATIVE) if ops is None else ops
     size = {suite: (tree / "test" / suite).stat().st_size for suite in suites}
     owns = own(tree)
     futures = {}
     with ThreadPoolExecutor(jobs) as pool:
         for suite in sorted(suites, key=size.get, reverse=True):  # no long one is left for last
             which = env | ({} if suite in owns and not slow else SLOW)
-            about = (python, tree, suite, suites[suite], log_dir, ops, which, timeout)
+            about = (python, tree, suite, suites[suite], log_dir, which, timeout)
             futures[suite] = pool.submit(run_suite, *about)
         try:
             with step("test files") as doing:
@@ -98,10 +95,10 @@ def run_suite(
     suite: str,
     walks: Sequence[str],
     log_dir: Path,
-    ops: Sequence[str],
     env: dict,
     timeout: float,
 ) -> Result:
+    ops = operators(paths.ROOT / NATIVE)
     name = suite.removesuffix(".py").replace("/", ".")
     reports = log_dir / name
     try:
