@@ -85,29 +85,29 @@ class Base:
             raise ForkError(f"torch {self.version}: the wheel has no {path.name}") from None
 
 
-def get(release: str, cache: Path, of_pypi: bool = False) -> Base:
-    """The base of `release` for the running Python, from `cache` (a folder) or downloaded into it.
+def get(base: str, cache: Path, of_pypi: bool = False) -> Base:
+    """The base for the running Python, from the folder `cache` or downloaded into it.
 
-    `release` is a version of torch (`2.13.0`), the path of a wheel, or `installed`. With `of_pypi`
-    it is compared as a string: 2.13.0 is not the 2.13.0+cpu that another index may have.
+    `base` is a release of torch (`2.13.0`), the path of a wheel, or `installed`. With `of_pypi` a
+    release is compared as a string: 2.13.0 is not the 2.13.0+cpu that another index may have.
     """
-    if release == INSTALLED:
+    if base == INSTALLED:
         return _installed()
-    if release.endswith(".whl"):
-        wheel = Path(release)
+    if base.endswith(".whl"):
+        wheel = Path(base)
         if not wheel.is_file():
-            raise ForkError(f"{release}: no such wheel")
+            raise ForkError(f"{base}: no such wheel")
     else:
         known = [r["torch"] for r in RELEASES if r.get("graft")]
-        if release not in known:
+        if base not in known:
             raise ForkError(
-                f"torch {release}: not a release that the graft supports: {', '.join(known)}"
+                f"torch {base}: not a release that the graft supports: {', '.join(known)}"
             )
-        if (wheel := _find(release, cache)) is None:
-            with step(f"download torch {release}") as doing:
+        if (wheel := _find(base, cache)) is None:
+            with step(f"download torch {base}") as doing:
                 which, equals = f" for this Python ({_tag()})", "===" if of_pypi else "=="
-                download_wheel(release, cache, doing, which, equals=equals)
-                wheel = _find(release, cache)
+                download_wheel(base, cache, doing, which, equals=equals)
+                wheel = _find(base, cache)
                 doing.done = wheel.name
     folder = cache / wheel.stem
     if not (folder / UNPACKED).exists():

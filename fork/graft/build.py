@@ -18,20 +18,22 @@ from fork.graft import cuda
 from fork.graft.base import Base, get, rpath
 from fork.graft.generate import generate
 from fork.graft.pack import pack
-from fork.overlay import NATIVE, Edit, Stack, is_source, resolve, target_of, wheel_place
+from fork.overlay import (
+    NATIVE,
+    Edit,
+    Stack,
+    files_under,
+    is_source,
+    resolve,
+    target_of,
+    wheel_place,
+)
 from fork.project import PROJECT
 
 HERE = Path(__file__).parent
 # The graft's own edits of the wheel, in the overlay's form: what a source build has no need of.
 HOOK = HERE  # its folder torch/
 CPP = HERE / "cpp"
-PARTS = tuple(HERE / name for name in ("cpp", "include", "torch"))
-# The modules that decide what is in the wheel.
-MAKERS = (
-    *(f"graft/{name}.py" for name in ("base", "build", "codegen", "cuda", "generate", "headers")),
-    "graft/pack.py",
-    *(f"overlay/{name}.py" for name in ("edit", "stack", "upstream")),
-)
 # The folder whose sources are compiled for several sets of instructions.
 CPU_KERNELS = "aten/src/ATen/native/cpu/"
 
@@ -244,9 +246,12 @@ class Graft:
 
 
 def made_of(root: Path, tree: dict[str, Path]) -> dict[str, Path]:
-    """The files of this clone that a wheel with the overlay `tree` is made of, by name."""
+    """The files of this clone that a wheel with the overlay `tree` is made of, by name.
+
+    Among them are all files of this room, and all modules of the overlay's.
+    """
     fork = HERE.parent
-    ours = [*(f for d in PARTS for f in d.rglob("*.*")), *(fork / m for m in MAKERS)]
+    ours = [*(HERE / path for path in files_under(HERE)), *(fork / "overlay").glob("*.py")]
     files = {f"fork/{p.relative_to(fork).as_posix()}": p for p in ours}
     files["CMakeLists.txt"] = root / "CMakeLists.txt"
     for path, file in tree.items():
@@ -257,15 +262,15 @@ def made_of(root: Path, tree: dict[str, Path]) -> dict[str, Path]:
 
 
 def open_graft(
-    release: str, commit: int | None = None, *, of_pypi: bool = False, folder: str = ""
+    base: str, commit: int | None = None, *, of_pypi: bool = False, folder: str = ""
 ) -> Graft:
-    """Commits 1 to `commit` of this clone's stack on the base of `release`, which is fetched.
+    """Commits 1 to `commit` of this clone's stack on `base`, which is fetched: see `get`.
 
-    With `of_pypi` the base is PyPI's build of that release, not one for CPUs. `folder` is the
-    graft's own below those of the base.
+    With `of_pypi` the base is PyPI's build of a release, not one for CPUs. `folder` is the graft's
+    own below those of the base.
     """
     bases = paths.BASES / "cuda" if of_pypi else paths.BASES
-    return Graft(Stack(paths.ROOT), get(release, bases, of_pypi), commit, folder)
+    return Graft(Stack(paths.ROOT), get(base, bases, of_pypi), commit, folder)
 
 
 def write_changed(file: Path, content: bytes) -> None:
