@@ -1,6 +1,7 @@
 """The commands: `python -m fork --help`."""
 
 import sys
+from importlib import import_module
 from pathlib import Path
 
 try:
@@ -77,13 +78,6 @@ def source_command(upstream: Path | None, python: str, branch: str, configure: b
     sys.exit(suites.finish(results + own))
 
 
-@main.command(section="Build", example="--test")
-@click.option("--test", is_flag=True, help="Then test it in a browser, and run what it shows.")
-def site(test: bool) -> None:
-    """Build the pages of the manual and the course (`make site`, `make test-site`)."""
-    sys.exit(suites.run_site(test))
-
-
 @main.command(section="Test", example="--long --base installed")
 @BASE
 @click.option("--long", is_flag=True, help="With every float and the largest cases.")
@@ -132,12 +126,6 @@ def cuda_check() -> None:
     is an error, as is a symbol that no library has.
     """
     report(graft.cuda_check())
-
-
-@main.command(section="Test")
-def course() -> None:
-    """Run the course's lessons, exercises and extension (`make course`)."""
-    sys.exit(suites.run_course())
 
 
 @main.command(section="Test", example="--fix")
@@ -269,30 +257,11 @@ def review(upstream: Path | None, branch: str) -> None:
     sys.exit(0 if clean else 1)
 
 
-@main.command(
-    section="Measure", context_settings=options.PASSES_ON, example="--only n=1024 --mode forward"
-)
-@options.PUBLISH
-@options.ARGS
-def bench(publish: bool, args: tuple[str, ...]) -> None:
-    """Measure the operator's speed (`make bench`); ARGS are those of bench/bench.py."""
-    sys.exit(suites.bench(publish, args))
-
-
-@main.command(
-    "bench-gpu", section="Measure", context_settings=options.PASSES_ON, example="--sanitize"
-)
-@options.base_option(default=graft.INSTALLED)
-@click.option("--sanitize", is_flag=True, help="Run compute-sanitizer on the kernels instead.")
-@options.PUBLISH
-@options.ARGS
-def bench_gpu(base: str, sanitize: bool, publish: bool, args: tuple[str, ...]) -> None:
-    """Build, test and measure the operator on this machine's GPU (`make bench-gpu`).
-
-    Planned for eight minutes. ARGS are those of bench/bench.py, which measures even if a
-    test fails. Results are in build/bench-gpu.
-    """
-    sys.exit(suites.bench_gpu(base, sanitize, publish, args))
+# A project's own commands are in the folder commands/ beside this one, which `new` does not copy.
+for file in sorted(paths.ROOT.glob("commands/[!_]*.py")):
+    for command in vars(import_module(f"commands.{file.stem}")).values():
+        if isinstance(command, click.Command):
+            main.add_command(command)
 
 
 if __name__ == "__main__":

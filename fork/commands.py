@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Sequence
-from itertools import groupby
 
 import click
 
@@ -29,9 +28,10 @@ class Group(click.Group):
     command_class = Command
 
     def format_commands(self, ctx, formatter):
-        for section, commands in groupby(self.commands.values(), lambda c: c.section):
+        for section in dict.fromkeys(c.section for c in self.commands.values()):
+            listed = (c for c in self.commands.values() if c.section == section)
             with formatter.section(section):
-                formatter.write_dl([(c.name, c.get_short_help_str(100)) for c in commands])
+                formatter.write_dl([(c.name, c.get_short_help_str(100)) for c in listed])
 
     def invoke(self, ctx):
         try:

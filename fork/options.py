@@ -25,9 +25,3 @@ base_option = partial(
     envvar="BASE",
     help="Release of torch to graft onto, the path of its wheel, or `installed`.",
 )
-# The options that a command doesn't have are the benchmark's.
-PASSES_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
-PUBLISH = click.option(
-    "--publish", is_flag=True, help="Keep the results in bench/published, for the README."
-)
-ARGS = click.argument("args", nargs=-1, type=click.UNPROCESSED)

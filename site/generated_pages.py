@@ -8,8 +8,9 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from commands.bench import figures
 from fork.overlay import RELEASES, Commit, Stack
-from fork.suites import HEADS, Record, figures
+from fork.suites import HEADS, Record
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTES = ("attn.md", "attn_operator.md")  # of docs/source/notes, the place that docstrings refer to

@@ -1,12 +1,11 @@
-"""PyTorch's own test suites and ours, run on a graft; the benchmark; their tables."""
+"""PyTorch's own test suites and ours, run on a graft; their tables."""
 
-from fork.suites.benchmark import bench, bench_gpu, figures
 from fork.suites.commit import run_stack, run_upstream
-from fork.suites.course import run_course
-from fork.suites.files import SUITES
+from fork.suites.files import SUITES, own_files
 from fork.suites.from_source import run_on_build
 from fork.suites.own import run_own, run_sanitized
 from fork.suites.plan import problems
 from fork.suites.record import HEADS, Record
 from fork.suites.report import finish, finish_stack, table
-from fork.suites.site import run_site
+from fork.suites.results import SUMMARY
+from fork.suites.run import environment, run_suites

@@ -14,7 +14,7 @@ from fork.graft import graft_into
 from fork.overlay import NATIVE, Commit, Stack, Upstream, make_tree, operators, suites_release
 from fork.source import pristine
 from fork.suites import torchbind
-from fork.suites.files import SUITES, own
+from fork.suites.files import SUITES, own_files
 from fork.suites.plan import REQUIREMENTS, Plan, problems
 from fork.suites.record import Passed, Record
 from fork.suites.report import all_failures
@@ -40,7 +40,7 @@ def run_upstream(number: int | None, upstream: Path | None, only: Sequence[str] 
         console.print(f"{commit} has no operator yet: none of upstream's tests is ours")
     upstream, venv = place(upstream)
     tree = source_tree(stack, commit, upstream, commit.folder.name)
-    ran = run_plan(Plan({**wanted}, {} if only else own(tree)), stack, commit, tree, venv)
+    ran = run_plan(Plan({**wanted}, {} if only else own_files(tree)), stack, commit, tree, venv)
     if wanted:
         first, *_ = operators(paths.ROOT / NATIVE)
         command = f"cd {tree} && {venv}/bin/python test/test_ops.py -k {first}"

@@ -64,7 +64,7 @@ def is_test_file(suite: str) -> bool:
     return Path(suite).name.startswith("test_") or suite in SUITES
 
 
-def own(tree: Path) -> dict[str, tuple[str, ...]]:
+def own_files(tree: Path) -> dict[str, tuple[str, ...]]:
     """The operators' own test files in a tree, as suites: all of their tests are ours."""
     patterns = own_patterns(operators(paths.ROOT / NATIVE))
     files = {file for pattern in patterns for file in (tree / "test").glob(pattern)}

@@ -8,7 +8,7 @@ from fork.console import run, step
 from fork.errors import ForkError
 from fork.overlay import NATIVE, operators
 from fork.source import Place
-from fork.suites.files import LAB, own
+from fork.suites.files import LAB, own_files
 from fork.suites.results import Result
 from fork.suites.run import environment, run_suites
 
@@ -20,7 +20,7 @@ def run_on_build(place: Place) -> tuple[list[Result], list[Result]]:
     # Bytecode may be written into a tree that was built in; and it may be a Debian's own.
     variables = {**place.variables, "PYTHONPYCACHEPREFIX": ""}
     check(place, variables)
-    wanted, logs = {**LAB, **own(place.tree)}, place.logs / "suites"
+    wanted, logs = {**LAB, **own_files(place.tree)}, place.logs / "suites"
     ran = run_suites(place.python, place.tree, wanted, log_dir=logs, variables=variables)
     return ran[: len(LAB)], ran[len(LAB) :]
 

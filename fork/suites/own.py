@@ -8,7 +8,7 @@ from fork.console import console, print_wide
 from fork.graft import graft_into
 from fork.overlay import Stack, check
 from fork.suites import sanitizers
-from fork.suites.files import own
+from fork.suites.files import own_files
 from fork.suites.plan import problems
 from fork.suites.report import all_failures, finish, table
 from fork.suites.results import Result
@@ -35,7 +35,7 @@ def run_own(base: str, slow: bool) -> list[str]:
     results = run_suites(
         python,
         paths.ROOT,
-        own(paths.ROOT),
+        own_files(paths.ROOT),
         log_dir=paths.BUILD / "own",
         slow=slow,
         variables=TWO_THREADS,
@@ -68,7 +68,7 @@ def run_sanitized(base: str) -> list[Result]:
         ran = run_suites(
             python,
             paths.ROOT,
-            sanitizers.chosen(own(paths.ROOT)),
+            sanitizers.chosen(own_files(paths.ROOT)),
             log_dir=logs / capability,
             variables=variables | {"ATEN_CPU_CAPABILITY": capability},
         )

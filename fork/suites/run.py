@@ -15,7 +15,7 @@ from fork import paths
 from fork.console import console, step
 from fork.errors import ForkError
 from fork.overlay import NATIVE, operators
-from fork.suites.files import functions, is_ours, is_test_file, own
+from fork.suites.files import functions, is_ours, is_test_file, own_files
 from fork.suites.plan import Command
 from fork.suites.report import progress
 from fork.suites.results import LACKS, Result, fault, read_reports
@@ -56,7 +56,7 @@ def run_suites(
     jobs = max(1, min(cores, len(suites)))
     env = environment(threads=max(1, cores // jobs)) | {**(variables or {})}
     size = {suite: (tree / "test" / suite).stat().st_size for suite in suites}
-    owns = own(tree)
+    owns = own_files(tree)
     futures = {}
     with ThreadPoolExecutor(jobs) as pool:
         for suite in sorted(suites, key=size.get, reverse=True):  # no long one is left for last

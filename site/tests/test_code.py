@@ -44,7 +44,7 @@ ELSEWHERE = re.compile(r"[~/$]|(build|dist|patches)(/|$)|.*pytorch")
 OVERLAY = {file.read_text() for file in Stack(ROOT).tree().values()}
 STEPS = {
     title
-    for file in (ROOT / "fork").rglob("*.py")
+    for file in (*(ROOT / "fork").rglob("*.py"), *(ROOT / "commands").glob("*.py"))
     for title in re.findall(r"step\(\s*f?\"([\w ]+)", file.read_text())
 }
 

@@ -231,6 +231,9 @@ def test_what_a_folder_of_its_own_has(others):
         [sys.executable, "-m", "fork", "--help"], cwd=others, capture_output=True, text=True
     )
     assert said.returncode == 0, said.stderr
+    # Commands for files that it does not get are not listed.
+    assert re.search(r"^  cuda-check\b", said.stdout, re.M)
+    assert not re.search(r"^  (bench|course|site)\b", said.stdout, re.M)
     targets = subprocess.run(["make", "-n", "lint"], cwd=others, capture_output=True, text=True)
     assert targets.returncode == 0, targets.stderr
     first = subprocess.run(["make", "-n"], cwd=others, capture_output=True, text=True)

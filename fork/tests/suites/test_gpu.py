@@ -10,13 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from commands import bench
 from fork import paths
 from fork.errors import ForkError
 from fork.graft import build
 from fork.graft.cuda import Nvcc
 from fork.paths import ROOT
-from fork.suites import benchmark, gpu
-from fork.suites.files import own
+from fork.suites.files import own_files
 from fork.suites.results import SUMMARY, Result, read_reports
 from fork.tests.conftest import write_files
 from fork.tests.test_cli import invoke, stand_in
@@ -34,15 +34,15 @@ def test_devices_of_the_driver(tmp_path, monkeypatch, status, count):
     subprocess.run(["gcc", "-shared", "-fPIC", source, "-o", driver], check=True)
     load = ctypes.CDLL
     monkeypatch.setattr(ctypes, "CDLL", lambda name: load(str(tmp_path / name)))
-    assert gpu.devices() == count
+    assert bench.devices() == count
     monkeypatch.setattr(ctypes, "CDLL", lambda name: load(str(tmp_path / "missing" / name)))
-    assert gpu.devices() == 0
+    assert bench.devices() == 0
 
 
 def test_files_with_tests_on_cuda():
-    found = gpu.chosen(own(ROOT), ROOT)
+    found = bench.chosen(own_files(ROOT), ROOT)
     assert {"test_attn.py", "test_attn_autograd.py", "test_attn_compile.py"} <= set(found)
-    for name in own(ROOT):
+    for name in own_files(ROOT):
         text = (ROOT / "test" / name).read_text()
         if name in found:
             assert "globals())" in text or 'globals(), only_for="cuda")' in text
@@ -53,7 +53,7 @@ def test_files_with_tests_on_cuda():
 
 @pytest.mark.parametrize(("ago", "minutes"), [(0, 4), (5, 2.5), (30, 1.5)])
 def test_minutes_left_to_measure(ago, minutes):
-    assert gpu.minutes_left(time.monotonic() - 60 * ago) == pytest.approx(minutes, abs=0.02)
+    assert bench.minutes_left(time.monotonic() - 60 * ago) == pytest.approx(minutes, abs=0.02)
 
 
 @pytest.fixture
@@ -70,13 +70,13 @@ def steps(tmp_path, monkeypatch):
     monkeypatch.setattr(build.Graft, "__init__", lambda self, *args: None)
     monkeypatch.setattr(build.Graft, "nvcc", Nvcc(tmp_path / "nvcc", "13.0", (80, 90), 75))
     monkeypatch.delenv("BASE", raising=False)  # `make test` sets it
-    monkeypatch.setattr(gpu, "devices", lambda: 1)
-    monkeypatch.setattr(gpu, "sanitizer", lambda: "sanitizer")
-    fake(benchmark, "graft_into")
-    fake(gpu, "check")
-    fake(gpu, "sanitize")
-    fake(benchmark, "run_suites", [Result("test_attn.py", ours={"TestAttnCUDA.test_a": "passed"})])
-    fake(benchmark, "measure", 0)
+    monkeypatch.setattr(bench, "devices", lambda: 1)
+    monkeypatch.setattr(bench, "sanitizer", lambda: "sanitizer")
+    fake(bench, "graft_into")
+    fake(bench, "check")
+    fake(bench, "sanitize")
+    fake(bench, "run_suites", [Result("test_attn.py", ours={"TestAttnCUDA.test_a": "passed"})])
+    fake(bench, "measure", 0)
     return SimpleNamespace(taken=taken, fake=fake)
 
 
@@ -95,18 +95,18 @@ def test_builds_then_tests_then_measures(steps):
 
 def test_measures_although_a_test_fails(steps):
     failed = Result("test_attn.py", ours={"TestAttnCUDA.test_a": "failed"})
-    steps.fake(benchmark, "run_suites", [failed])
+    steps.fake(bench, "run_suites", [failed])
     status, output = invoke("bench-gpu")
     assert status == 1 and "0 passed, 1 failed" in output and names(steps)[-1] == "measure"
 
 
 def test_a_failure_of_the_benchmark_is_one(steps):
-    steps.fake(benchmark, "measure", 3)
+    steps.fake(bench, "measure", 3)
     assert invoke("bench-gpu")[0] == 3
 
 
 def test_without_a_gpu_nothing_is_built(steps, monkeypatch):
-    monkeypatch.setattr(gpu, "devices", lambda: 0)
+    monkeypatch.setattr(bench, "devices", lambda: 0)
     status, output = invoke("bench-gpu")
     assert (status, output) == (1, "error: no GPU: NVIDIA's driver is missing, or shows none")
     assert names(steps) == []
@@ -129,14 +129,14 @@ def test_no_sanitizer(steps, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ForkError, match="^no compute-sanitizer: "):
-        gpu.sanitizer()
+        bench.sanitizer()
 
 
 def sanitize(folder, script):
     files = {"sanitizer": f"#!/bin/sh\n{script}\n", "test/test_attn.py": ""}
     program = write_files(folder, files) / "sanitizer"
     program.chmod(0o755)
-    gpu.sanitize(program, sys.executable, folder, folder / "logs", dict(os.environ))
+    bench.sanitize(program, sys.executable, folder, folder / "logs", dict(os.environ))
 
 
 def test_each_tool_of_the_sanitizer(tmp_path):
@@ -155,15 +155,15 @@ def test_a_sanitizer_that_saw_no_test(tmp_path):
 
 def test_what_is_sanitized():
     name = "__main__.TestAttnCUDA.test_values_and_gradients_large_cuda"
-    assert fnmatchcase(f"{name}_bfloat16", gpu.SANITIZED)
-    assert not fnmatchcase(f"{name}_complex64", gpu.SANITIZED)
+    assert fnmatchcase(f"{name}_bfloat16", bench.SANITIZED)
+    assert not fnmatchcase(f"{name}_complex64", bench.SANITIZED)
 
 
 def test_torch_that_cannot_use_the_gpu(tmp_path):
     python = write_files(tmp_path, {"python": "#!/bin/sh\necho RuntimeError: too old\nexit 1\n"})
     (python / "python").chmod(0o755)
     with pytest.raises(ForkError, match="^torch cannot use the GPU: RuntimeError: too old"):
-        gpu.check(python / "python", tmp_path / "log")
+        bench.check(python / "python", tmp_path / "log")
 
 
 TESTS = """

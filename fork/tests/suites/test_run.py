@@ -180,7 +180,7 @@ def test_the_operators_own_files_are_suites_of_which_all_is_ours(tree):
     add(tree, "test_attn_vmap.py", "TestCommonCPU.test_other = lambda self: None")
     add(tree, "test_ops.py", "")
     (tree / "test/attn_function.py").write_text("print('All passed')")
-    own = files.own(tree)
+    own = files.own_files(tree)
     assert list(own) == ["attn_function.py", "test_attn.py", "test_attn_vmap.py"]
     results = runner.run_suites(Path(sys.executable), tree, own, log_dir=tree.parent / "logs")
     assert [(r.ran, passed(r), r.failed) for r in results] == [(1, 1, 0), (1, 1, 0), (2, 2, 0)]

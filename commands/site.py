@@ -3,17 +3,37 @@
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
+import click
+
+from commands.course import COURSE, install_extension, with_tools
 from fork import paths
 from fork.bootstrap import make_venv
+from fork.commands import Command
 from fork.console import console, run, step
 from fork.errors import ForkError
 from fork.graft import STAMP, graft_into
 from fork.overlay import default_release
-from fork.suites.course import COURSE, install_extension, with_tools
 
 BROWSER = {"chromium": "chromium", "chromedriver": "chromium-driver"}  # program -> Debian's package
+
+
+@click.command(cls=Command, section="Build", example="--test")
+@click.option("--test", is_flag=True, help="Then test it in a browser, and run what it shows.")
+def site(test: bool) -> None:
+    """Build the pages of the manual and the course (`make site`, `make test-site`)."""
+    missing = [package for program, package in BROWSER.items() if not shutil.which(program)]
+    if test and missing:
+        names = " and ".join(missing)
+        raise ForkError(f"no browser to test the site in: install the packages {names} (Debian)")
+    out = build_site()
+    if not test:
+        console.print(f"{out}/index.html")
+        return
+    command = [paths.BUILD / "venv-site" / "bin" / "python", "-m", "pytest", "-q", "site/tests"]
+    sys.exit(subprocess.run(command, cwd=paths.ROOT).returncode)
 
 
 def build_site() -> Path:
@@ -48,17 +68,3 @@ def _forget_lessons(venv: Path) -> None:
         shutil.rmtree(pages, ignore_errors=True)
         pages.mkdir()
         stamp.write_text(made_of)
-
-
-def run_site(test: bool) -> int:
-    """Builds the site, and with `test` runs its tests in a browser; their exit status."""
-    if not test:
-        console.print(f"{build_site()}/index.html")
-        return 0
-    missing = [package for program, package in BROWSER.items() if not shutil.which(program)]
-    if missing:
-        names = " and ".join(missing)
-        raise ForkError(f"no browser to test the site in: install the packages {names} (Debian)")
-    build_site()
-    python = paths.BUILD / "venv-site" / "bin" / "python"
-    return subprocess.run([python, "-m", "pytest", "-q", "site/tests"], cwd=paths.ROOT).returncode

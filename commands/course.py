@@ -4,28 +4,32 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
+import click
+
 from fork import paths
+from fork.commands import Command
 from fork.console import console, run, step
 from fork.errors import ForkError
 from fork.graft import STAMP, graft_into
 from fork.overlay import default_release, files_under, write
-from fork.suites.run import environment
+from fork.suites import environment
 
 COURSE = paths.ROOT / "course"
 EXTENSION = COURSE / "linear_extension"
 MADE = paths.BUILD / "course"  # the extension's wheels, by what they are made of
 
 
-def run_course() -> int:
-    """Sets up what the lessons need in .venv, and runs all of them; pytest's exit status."""
+@click.command(cls=Command, section="Test")
+def course() -> None:
+    """Run the course's lessons, exercises and extension (`make course`)."""
     graft_into(paths.VENV, default_release())
     python = paths.VENV / "bin" / "python"
-    log = MADE / "requirements.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
     pip = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-    run([*pip, "-r", COURSE / "requirements.txt"], log, "the course's packages cannot be installed")
+    command, log = [*pip, "-r", COURSE / "requirements.txt"], MADE / "requirements.log"
+    run(command, log, "the course's packages cannot be installed")
     install_extension(paths.VENV)
     console.rule("the course", align="left")
     # A worker has all tests of a class or a file: it runs a lesson, or compiles, once. The longest
@@ -34,7 +38,7 @@ def run_course() -> int:
     tests = [COURSE / "tests" / "test_new.py", COURSE / "tests", EXTENSION / "tests"]
     command = [python, "-m", "pytest", "-q", "-rs", "--durations=5", *workers, *tests]
     env = environment(threads=1) | with_tools(paths.VENV)
-    return subprocess.run(command, cwd=paths.ROOT, env=env).returncode
+    sys.exit(subprocess.run(command, cwd=paths.ROOT, env=env).returncode)
 
 
 def with_tools(venv: Path) -> dict[str, str]:

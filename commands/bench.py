@@ -1,0 +1,200 @@
+"""The commands that measure the operator, on the CPU or on this machine's GPU."""
+
+import ctypes
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import click
+
+from fork import options, paths
+from fork.bootstrap import make_venv
+from fork.commands import Command
+from fork.console import console, print_wide, run, step
+from fork.errors import ForkError
+from fork.graft import INSTALLED, graft_into, open_graft
+from fork.overlay import Stack, default_release
+from fork.project import PROJECT
+from fork.suites import SUMMARY, environment, finish, own_files, run_suites, table
+
+PUBLISHED = "bench/published"
+NATIVE_FOLDER = "aten/src/ATen/native/"
+
+# All of it takes MINUTES, the graft included; REST of these are for the plot.
+MINUTES, REST = 8, 0.5
+FEWEST, MOST = 1.5, 4.0  # minutes of measuring
+LIMIT = 150  # seconds that a test file may take; they run side by side
+
+# A test file that has this makes tests for CUDA, alone or beside those for other devices.
+HAS_CUDA = re.compile(
+    r'instantiate_device_type_tests\(\s*\w+, globals\(\)(, only_for="cuda")?\s*\)'
+)
+ONLY_CUDA = {"PYTORCH_TESTING_DEVICE_ONLY_FOR": "cuda"}
+
+TOOLS = ("memcheck", "racecheck", "synccheck")
+# unittest compares a pattern that has a * with the whole name.
+SANITIZED = "*.test_values_and_gradients_*float*"
+
+# The options that a command doesn't have are the benchmark's.
+PASSES_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+PUBLISH = click.option(
+    "--publish", is_flag=True, help="Keep the results in bench/published, for the README."
+)
+ARGS = click.argument("args", nargs=-1, type=click.UNPROCESSED)
+
+
+@click.command(
+    cls=Command,
+    section="Measure",
+    context_settings=PASSES_ON,
+    example="--only n=1024 --mode forward",
+)
+@PUBLISH
+@ARGS
+def bench(publish: bool, args: tuple[str, ...]) -> None:
+    """Measure the operator's speed (`make bench`); ARGS are those of bench/bench.py."""
+    venv = paths.BUILD / "venv-bench"
+    make_venv(venv, paths.ROOT / "bench" / "requirements.txt")
+    graft_into(venv, default_release())
+    sweep = ("--sweep", "120")  # unless ARGS say
+    sys.exit(measure(venv, paths.BUILD / "bench", "cpu", publish, (*sweep, *args)))
+
+
+@click.command(
+    "bench-gpu", cls=Command, section="Measure", context_settings=PASSES_ON, example="--sanitize"
+)
+@options.base_option(default=INSTALLED)
+@click.option(
+    *("--sanitize", "sanitized"), is_flag=True, help="Run compute-sanitizer on the kernels instead."
+)
+@PUBLISH
+@ARGS
+def bench_gpu(base: str, sanitized: bool, publish: bool, args: tuple[str, ...]) -> None:
+    """Build, test and measure the operator on this machine's GPU (`make bench-gpu`).
+
+    Planned for eight minutes. ARGS are those of bench/bench.py, which measures even if a
+    test fails. Results are in build/bench-gpu.
+    """
+    start = time.monotonic()
+    if not devices():
+        raise ForkError("no GPU: NVIDIA's driver is missing, or shows none")
+    program = sanitizer() if sanitized else ""
+    with paths.alone():
+        open_graft(base).check_kernels()
+    graft_into(paths.VENV, base)
+    out, python = paths.BUILD / "bench-gpu", paths.VENV / "bin" / "python"
+    check(python, out / "check.log")
+    if sanitized:
+        sanitize(program, python, paths.ROOT, out / "sanitizer", environment())
+        return
+    results = run_suites(
+        python,
+        paths.ROOT,
+        chosen(own_files(paths.ROOT), paths.ROOT),
+        log_dir=out / "tests",
+        timeout=LIMIT,
+        variables=ONLY_CUDA,
+    )
+    print_wide(table((), results))
+    time_left = ("--minutes", str(minutes_left(start)))  # unless ARGS say
+    status = measure(paths.VENV, out, "cuda", publish, (*time_left, *args))
+    console.print(f"{(time.monotonic() - start) / 60:.1f} minutes in all")
+    sys.exit(finish(results, status))
+
+
+def kernel(device: str) -> str:
+    """A hash of the sources of the kernel for a device, which says what figures are of."""
+    others = {"cpu": "cuda/", "cuda": "cpu/"}[device]
+    digest = hashlib.sha256()
+    for path, file in sorted(Stack(paths.ROOT).tree().items()):
+        name = path.removeprefix(NATIVE_FOLDER)
+        if name != path and not name.startswith(others):
+            digest.update(f"{name}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def figures() -> list[tuple[str, str, str]]:
+    """Of each report in bench/published: path, machine, and whether the kernel is today's."""
+    found = []
+    for report in sorted((paths.ROOT / PUBLISHED).glob("*.md")):
+        machine = report.read_text().splitlines()[2].partition(";")[0]
+        device, result = report.stem.partition("-")[0], report.with_suffix(".json")
+        known = json.loads(result.read_text()).get("kernel") if result.exists() else None
+        state = "this one" if known == kernel(device) else "an older one"
+        found.append((f"{PUBLISHED}/{report.name}", machine, state))
+    return found
+
+
+def measure(venv: Path, out: Path, device: str, publish: bool, args: Sequence[str]) -> int:
+    """Runs the benchmark with its results in `out`; its exit status."""
+    # -E: PYTHONPATH could bring in another torch.
+    python = [venv / "bin" / "python", "-E"]
+    script, measured = paths.ROOT / "bench/bench.py", kernel(device)
+    command = [*python, script, "--out", out, "--device", device]
+    status = subprocess.run([*command, *args], cwd=paths.ROOT).returncode
+    if publish and not status:
+        kept = paths.ROOT / PUBLISHED
+        kept.mkdir(exist_ok=True)
+        for file in sorted(out.glob(f"{device}*")):
+            shutil.copy2(file, kept)
+        result = kept / f"{device}.json"
+        named = {"kernel": measured, **json.loads(result.read_text())}
+        result.write_text(json.dumps(named, indent=1) + "\n")
+        console.print(f"{kept.relative_to(paths.ROOT)}: kept for the README")
+    return status
+
+
+def devices() -> int:
+    """Returns how many GPUs NVIDIA's driver shows, without torch."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int()
+    found = not driver.cuInit(0) and not driver.cuDeviceGetCount(ctypes.byref(count))
+    return count.value if found else 0
+
+
+def check(python: Path, log: Path) -> None:
+    """Raises ForkError unless the torch of `python` can use the GPU."""
+    run([python, "-E", "-c", "import torch; torch.cuda.init()"], log, "torch cannot use the GPU")
+
+
+def chosen(own: Iterable[str], tree: Path) -> dict[str, tuple[str, ...]]:
+    """Returns as suites the tests on CUDA in the operator's own test files."""
+    texts = {name: (tree / "test" / name).read_text() for name in own}
+    return {name: ("*CUDA.*",) for name, text in texts.items() if HAS_CUDA.search(text)}
+
+
+def minutes_left(start: float) -> float:
+    """Returns the minutes left for measuring in a run that began at `start` (time.monotonic)."""
+    left = MINUTES - REST - (time.monotonic() - start) / 60
+    return round(min(MOST, max(FEWEST, left)), 2)
+
+
+def sanitizer() -> str:
+    """Returns the path of NVIDIA's compute-sanitizer."""
+    found = shutil.which("compute-sanitizer")
+    if found is None:
+        raise ForkError("no compute-sanitizer: it is in the CUDA toolkit's bin, which PATH lacks")
+    return found
+
+
+def sanitize(program: str, python: Path, tree: Path, logs: Path, env: dict[str, str]) -> None:
+    """Runs a few of the operator's tests with each of the sanitizer's tools, on its kernels."""
+    # Each tensor is allocated by itself, so that an access beyond one is seen.
+    env = env | ONLY_CUDA | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    for tool in TOOLS:
+        options = ["--tool", tool, "--kernel-regex", f"kns={PROJECT}_", "--error-exitcode", "1"]
+        command = [program, *options, python, f"test_{PROJECT}.py", f"-k{SANITIZED}"]
+        with step(f"compute-sanitizer, {tool}"):
+            log = logs / f"{tool}.log"
+            run(command, log, f"{tool} finds fault", env=env, cwd=tree / "test")
+            if not sum(map(int, SUMMARY.findall(log.read_text(errors="replace")))):
+                raise ForkError(f"{tool}: no test ran: {log}")
