@@ -179,7 +179,7 @@ def check(others: tuple[Path, ...], fetch: bool) -> None:
 
 
 @main.command(section="Stack", example="4 /tmp/pytorch-4 --upstream ~/pytorch")
-@click.argument("number", type=int)
+@click.argument("number", type=click.IntRange(min=1))
 @click.argument("directory", type=options.NEW)
 @options.upstream_option(
     required=True, help="The pristine PyTorch to copy: a source tree or an unpacked wheel."

@@ -25,8 +25,7 @@ ELSEWHERE = {
 
 def diff(stack: Stack, commit: Commit, path: str) -> list[str]:
     """The lines of a unified diff: what `commit` makes of the overlay's file `path`."""
-    before = stack.tree(commit.number - 1) if commit.number > 1 else {}
-    after = stack.tree(commit.number)
+    before, after = stack.tree(commit.number - 1), stack.tree(commit.number)
     sides = ((f"a/{path}", before), (f"b/{path}", after))
     texts = [tree[path].read_text().splitlines() if path in tree else [] for _, tree in sides]
     names = [name if path in tree else "/dev/null" for name, tree in sides]

@@ -12,6 +12,7 @@ language. Comments starting with `@@` say where each block goes:
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -46,55 +47,51 @@ def is_source(path: str) -> bool:
     return path.endswith((".cpp", ".cu")) and path.startswith(("aten/", "torch/"))
 
 
-@dataclass(frozen=True)
-class Only:
-    """Where an edit holds: a kind of upstream and a range of releases."""
-
-    kind: str | None = None
-    releases: SpecifierSet | None = None
-
-    @classmethod
-    def parse(cls, text: str, where: str) -> Only:
-        if text in ("source", "wheel"):
-            return cls(kind=text)
-        if text.startswith("torch"):
-            try:
-                return cls(releases=SpecifierSet(text[len("torch") :]))
-            except InvalidSpecifier:
-                pass
-        raise ForkError(f"{where}: '@@ only: {text}' is neither 'source', 'wheel' nor 'torch>=X.Y'")
-
-    def holds(self, upstream: Upstream) -> bool:
-        if self.kind is not None and self.kind != upstream.kind:
-            return False
-        return self.releases is None or self.releases.contains(upstream.release, prereleases=True)
+def only(text: str, where: str) -> str | SpecifierSet:
+    """Parses where an edit or a block holds: the kind of an upstream, or a range of releases."""
+    if text in ("source", "wheel"):
+        return text
+    if text.startswith("torch"):
+        with suppress(InvalidSpecifier):
+            return SpecifierSet(text.removeprefix("torch"))
+    raise ForkError(f"{where}: '@@ only: {text}' is neither 'source', 'wheel' nor 'torch>=X.Y'")
 
 
 @dataclass
-class Block:
+class Held:
+    """What holds for some upstreams only."""
+
+    only: list[str | SpecifierSet] = field(default_factory=list, kw_only=True)
+
+    def holds(self, upstream: Upstream) -> bool:
+        return all(
+            o == upstream.kind
+            if isinstance(o, str)
+            else o.contains(upstream.release, prereleases=True)
+            for o in self.only
+        )
+
+
+@dataclass
+class Block(Held):
     """Lines to add at one place of one file."""
 
     side: str  # "before" or "after"
     anchors: tuple[str, ...]
     line: int  # of the mark in the edit file
-    only: list[Only] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
-
-    def holds(self, upstream: Upstream) -> bool:
-        return all(o.holds(upstream) for o in self.only)
 
 
 @dataclass
-class Edit:
+class Edit(Held):
     """A parsed edit file."""
 
     path: str
-    only: list[Only]
-    blocks: list[Block]
+    blocks: list[Block] = field(default_factory=list)
 
     @classmethod
     def parse(cls, path: str, text: str) -> Edit:
-        edit = cls(path, [], [])
+        edit = cls(path)
         for number, line in enumerate(text.splitlines(), 1):
             where = f"{path}:{number}"
             mark = MARK.match(line)
@@ -112,12 +109,10 @@ class Edit:
             if word != "only":
                 anchors = tuple(a.strip() for a in rest.split(" || "))
                 edit.blocks.append(Block(word, anchors, number))
-            elif not edit.blocks:
-                edit.only.append(Only.parse(rest, where))
-            elif edit.blocks[-1].lines:
+            elif edit.blocks and edit.blocks[-1].lines:
                 raise ForkError(f"{where}: '@@ only:' must stand right under its block's mark")
             else:
-                edit.blocks[-1].only.append(Only.parse(rest, where))
+                (edit.blocks or [edit])[-1].only.append(only(rest, where))
         if not edit.blocks:
             raise ForkError(f"{path}: an edit file without any '@@ before:' or '@@ after:'")
         for block in edit.blocks:
@@ -126,9 +121,6 @@ class Edit:
             if not block.lines:
                 raise ForkError(f"{path}:{block.line}: a block that adds nothing")
         return edit
-
-    def holds(self, upstream: Upstream) -> bool:
-        return all(o.holds(upstream) for o in self.only)
 
     def code(self, upstream: Upstream) -> str:
         """What the edit adds for this upstream, without the marks: input for a code generator."""

@@ -172,11 +172,9 @@ class Stack:
         return own if own.is_file() else self.root / path
 
     def tree(self, number: int | None = None) -> dict[str, Path]:
-        """Overlay path -> file, after commits 1 to `number` (default: the tip)."""
-        return self._tree(len(self.commits) if number is None else self.commit(number).number)
-
-    def _tree(self, number: int) -> dict[str, Path]:
-        """`tree`, but 0 stands for what is there before the first commit: nothing."""
+        """Overlay path -> file, after commits 1 to `number` (default: the tip); none after 0."""
+        if number:
+            self.commit(number)  # an error if there is none
         tree: dict[str, Path] = {}
         for commit in self.commits[:number]:
             for path in commit.removes:
@@ -216,7 +214,7 @@ class Stack:
             for path in commit.removes:
                 last.pop(path, None)
         for commit in self.commits:
-            found += self._problems_of(commit, self._tree(commit.number - 1), last)
+            found += self._problems_of(commit, self.tree(commit.number - 1), last)
         found += [
             f"{path}: no commit of the stack claims this file"
             for path in self.overlay_files()
@@ -266,7 +264,7 @@ class Stack:
 
     def added(self, commit: Commit) -> Added:
         """The lines that the commit adds to the overlay, those of its edits' marks aside."""
-        before = self._tree(commit.number - 1)
+        before = self.tree(commit.number - 1)
         counts: Counter = Counter()
         for path in commit.files:
             new = Counter(self.file(commit, path).read_text().splitlines())
@@ -284,7 +282,7 @@ class Stack:
     def debts(self, number: int) -> Counter:
         """The xfails and skips of the overlay after commit `number`, as (path, line) -> count."""
         found: Counter = Counter()
-        for path, file in self._tree(number).items():
+        for path, file in self.tree(number).items():
             if path.startswith(("test/", "torch/testing/")):
                 lines = file.read_text().splitlines()
                 ours = (line for line in lines if "@@ " not in line)  # an anchor is upstream's

@@ -1,7 +1,6 @@
 """The stack as real commits: a branch of a checkout, and patches for `git am`."""
 
 import re
-import shutil
 import tempfile
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from pathlib import Path
 
 from fork.errors import ForkError
 from fork.overlay import TRAILER, Stack, Upstream, resolve
+from fork.paths import atomically
 from fork.project import PROJECT
 from fork.series.git import Git, Revision
 
@@ -194,20 +194,14 @@ def export(stack: Stack, upstream: Upstream, directory: Path) -> list[str]:
         not directory.is_dir() or {f.name for f in directory.iterdir()} - earlier
     ):
         raise ForkError(f"{directory}: is there already, and no earlier export")
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=directory.parent, prefix=".export-") as scratch:
-        git = Git(Path(scratch) / "git", settings=False)
-        git.folder.mkdir()
+    names = []
+    with tempfile.TemporaryDirectory() as scratch, atomically(directory, folder=True) as out:
+        git = Git(Path(scratch), settings=False)
         git("init", "--quiet", "--bare")
-        out = Path(scratch) / "out"
-        out.mkdir()
-        names = []
         made = write_commits(git, stack, upstream, None)
         for commit, revision in zip(stack.commits, made, strict=True):
             patch = git.bytes("format-patch", "-1", "--stdout", *FORMAT, revision)
             names.append(f"{commit.number:04}{commit.folder.name[2:]}.patch")
             (out / names[-1]).write_bytes(patch)
         (out / SERIES).write_text("".join(f"{name}\n" for name in names))
-        shutil.rmtree(directory, ignore_errors=True)
-        out.rename(directory)
     return names

@@ -34,14 +34,11 @@ def fetch(into: Path) -> Path:
                 for stale in into.glob(f"{tree.name}.part-*"):
                     shutil.rmtree(stale, ignore_errors=True)
                 # A new name: the tar of a fetch that was killed may still write to the old one.
-                part = Path(tempfile.mkdtemp(prefix=f"{tree.name}.part-", dir=into))
-                try:
+                with tempfile.TemporaryDirectory(prefix=f"{tree.name}.part-", dir=into) as name:
+                    part = Path(name)
                     unpacked = unpack(download(part), part / "tree")
-                    if tree.exists():
-                        shutil.rmtree(tree)
-                    os.replace(unpacked, tree)
-                finally:
-                    shutil.rmtree(part, ignore_errors=True)
+                    shutil.rmtree(tree, ignore_errors=True)
+                    unpacked.rename(tree)
     except OSError as e:
         raise ForkError(f"{e.filename or into}: {e.strerror or e}") from None
     return tree

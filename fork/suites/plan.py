@@ -117,7 +117,12 @@ class Plan:
                 name = command.file.removeprefix(TEST)
                 suites[name] = (*suites.get(name, ()), *walks(commit, command, ops))
         is_own = {name: any(fnmatchcase(name, p) for p in own_patterns(ops)) for name in suites}
-        known = {n: _once(*SUITES.get(n, ()), *w) for n, w in suites.items() if not is_own[n]}
+        # Each test once: the table may name one that the test plan names too.
+        known = {
+            name: tuple(dict.fromkeys([*SUITES.get(name, ()), *walks]))
+            for name, walks in suites.items()
+            if not is_own[name]
+        }
         return cls(known, {n: ("*",) for n in sorted(suites) if is_own[n]}, scripts)
 
     def __bool__(self) -> bool:
@@ -188,7 +193,3 @@ def _with_imports(plan: Plan, tree: dict[str, Path]) -> set[str]:
             found.add(path)
             names += [f"{name}.py" for name in IMPORT.findall(tree[path].read_text())]
     return found
-
-
-def _once(*walks: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(walks))

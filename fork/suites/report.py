@@ -10,7 +10,7 @@ from rich.text import Text
 
 from fork.console import console, new_table, print_wide
 from fork.suites.record import HEADS, NUMBERS, Record
-from fork.suites.results import COUNTS, Result, count, counts, tally
+from fork.suites.results import COUNTS, Result, counts, tally
 
 # The beginning of a sanitizer's report; it says most, and the test's name is before it.
 REPORT = re.compile(r"^.*(=\n==\d+==ERROR: AddressSanitizer|: runtime error): ", re.M)
@@ -19,7 +19,7 @@ REPORT = re.compile(r"^.*(=\n==\d+==ERROR: AddressSanitizer|: runtime error): ",
 def progress(result: Result) -> Text:
     what = result.broken or f"{result.ran} of ours ran, {result.failed} failed"
     if others := len(result.upstreams):
-        what += f"; {others} of upstream's, {count(result.upstreams, 'failed')} failed"
+        what += f"; {others} of upstream's, {counts(result.upstreams)['failed']} failed"
     line = Text("ok     " if result.ok else "FAILED ", style="green" if result.ok else "red")
     line.append(f"{result.suite}: {what} ({result.seconds:.0f} s)", style="default")
     return line

@@ -41,15 +41,11 @@ class Result:
     @property
     def failed(self) -> int:
         """Failed tests and unexpected successes, and one more for a broken suite."""
-        return count(self.ours, "failed") + bool(self.broken)
+        return counts(self.ours, self.broken)["failed"]
 
     @property
     def ok(self) -> bool:
-        return not self.failed and not count(self.upstreams, "failed")
-
-
-def count(tests: dict[str, str], outcome: str) -> int:
-    return Counter(tests.values())[outcome]
+        return not self.failed and not counts(self.upstreams)["failed"]
 
 
 def counts(tests: Mapping[str, str], broken: str = "") -> Counter:
