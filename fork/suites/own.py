@@ -58,9 +58,8 @@ def run_sanitized(base: str) -> list[Result]:
     with paths.alone():
         library = graft.build_sanitized()
     logs, python = paths.BUILD / "sanitizers", paths.VENV / "bin" / "python"
-    site = logs / "site-packages"
-    sanitizers.link_site(next(paths.VENV.glob("lib/python3*/site-packages")), library, site)
-    variables = sanitizers.environment(runtime, site)
+    installed = next(paths.VENV.glob("lib/python3*/site-packages/torch/lib"))
+    variables = sanitizers.environment(runtime, library, installed)
     about = {"env": environment() | variables, "cwd": paths.ROOT / "test"}
     results: list[Result] = []
     for capability in sanitizers.capabilities(python, library, logs / "probe.log", **about):

@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import shutil
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
@@ -49,22 +48,13 @@ def runtime() -> Path:
     return found.resolve()
 
 
-def link_site(site: Path, library: Path, folder: Path) -> None:
-    """Makes `folder` a site-packages of links to `site`, whose libtorch.so is `library`."""
-    shutil.rmtree(folder, ignore_errors=True)
-    place = Path()
-    for part in ("torch", "lib", "libtorch.so"):
-        (folder / place).mkdir(parents=True)
-        for entry in (site / place).iterdir():
-            if entry.name != part:
-                (folder / place / entry.name).symlink_to(entry)
-        place /= part
-    (folder / place).symlink_to(library)
-
-
-def environment(runtime: Path, site: Path) -> dict[str, str]:
-    # libstdc++ as well: AddressSanitizer looks up its functions when Python starts.
-    return OPTIONS | {"LD_PRELOAD": f"{runtime} libstdc++.so.6", "PYTHONPATH": str(site)}
+def environment(runtime: Path, library: Path, installed: Path) -> dict[str, str]:
+    """Makes the loader take `library` for the libtorch.so of the folder `installed`, torch/lib."""
+    return OPTIONS | {
+        # libstdc++ as well: AddressSanitizer looks up its functions when Python starts.
+        "LD_PRELOAD": f"{runtime} libstdc++.so.6",
+        "LD_LIBRARY_PATH": f"{library.parent}:{installed}",
+    }
 
 
 def capabilities(python: Path, library: Path, log: Path, **kwargs) -> tuple[str, ...]:

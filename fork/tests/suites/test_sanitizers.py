@@ -1,17 +1,12 @@
 """Tests of what the sanitizers run with."""
 
+import subprocess
+from pathlib import Path
+
 import pytest
 
 from fork.errors import ForkError
 from fork.suites import sanitizers
-from fork.tests.conftest import write_files
-
-SITE = {
-    "torch/__init__.py": "",
-    "torch/lib/libtorch.so": "installed",
-    "torch/lib/libc10.so": "c10",
-    "numpy/__init__.py": "",
-}
 
 
 def script(tmp_path, text):
@@ -22,23 +17,24 @@ def script(tmp_path, text):
 
 
 def test_the_library_replaces_the_installed_one(tmp_path):
-    site = write_files(tmp_path / "site", SITE)
-    (tmp_path / "ours.so").write_text("ours")
-    for _ in range(2):
-        sanitizers.link_site(site, tmp_path / "ours.so", tmp_path / "links")
-    links = tmp_path / "links"
-    found = {p: (links / p).read_text() for p in SITE}
-    assert found == SITE | {"torch/lib/libtorch.so": "ours"}
-    assert {p: (site / p).read_text() for p in SITE} == SITE
-    # The loader looks beside the library that it loads, so these are folders, not links.
-    assert not any((links / place).is_symlink() for place in ("torch", "torch/lib"))
-
-
-def test_environment(tmp_path):
-    env = sanitizers.environment(tmp_path / "libasan.so.8", tmp_path)
-    assert env["LD_PRELOAD"] == f"{tmp_path}/libasan.so.8 libstdc++.so.6"
-    assert env["PYTHONPATH"] == str(tmp_path)
+    """The loader takes it for what a library beside the installed one needs."""
+    installed, ours = tmp_path / "torch" / "lib", tmp_path / "sanitized"
+    make = ["g++", "-x", "c++", "-", "-o"]
+    for folder, status in ((installed, 3), (ours, 4)):
+        folder.mkdir(parents=True)
+        library = [folder / "libtorch.so", "-shared", "-fPIC", "-Wl,-soname,libtorch.so"]
+        source = f"int answer() {{ return {status}; }}"
+        subprocess.run([*make, *library], input=source, text=True, check=True)
+    program = installed / "program"
+    needs = [program, f"-L{installed}", "-ltorch", "-Wl,--enable-new-dtags,-rpath,$ORIGIN"]
+    source = "int answer(); int main() { return answer(); }"
+    subprocess.run([*make, *needs], input=source, text=True, check=True)
+    assert subprocess.run(program).returncode == 3
+    env = sanitizers.environment(Path("libasan.so.8"), ours / "libtorch.so", installed)
+    assert env["LD_PRELOAD"] == "libasan.so.8 libstdc++.so.6"
     assert "detect_leaks=0" in env["ASAN_OPTIONS"] and "halt_on_error=1" in env["UBSAN_OPTIONS"]
+    del env["LD_PRELOAD"]  # this program is not compiled with the sanitizer
+    assert subprocess.run(program, env=env).returncode == 4
 
 
 @pytest.mark.parametrize(
