@@ -1,7 +1,6 @@
 """The commands that measure the operator, on the CPU or on this machine's GPU."""
 
 import ctypes
-import hashlib
 import json
 import re
 import shutil
@@ -111,12 +110,10 @@ def bench_gpu(base: str, sanitized: bool, publish: bool, args: tuple[str, ...]) 
 def kernel(device: str) -> str:
     """A hash of the sources of the kernel for a device, which says what figures are of."""
     others = {"cpu": "cuda/", "cuda": "cpu/"}[device]
-    digest = hashlib.sha256()
-    for path, file in sorted(Stack(paths.ROOT).tree().items()):
-        name = path.removeprefix(NATIVE_FOLDER)
-        if name != path and not name.startswith(others):
-            digest.update(f"{name}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
-    return digest.hexdigest()[:16]
+    tree = Stack(paths.ROOT).tree().items()
+    native = {p.removeprefix(NATIVE_FOLDER): f for p, f in tree if p.startswith(NATIVE_FOLDER)}
+    files = {name: file for name, file in native.items() if not name.startswith(others)}
+    return paths.digest(files)[:16]
 
 
 def figures() -> list[tuple[str, str, str]]:

@@ -1,6 +1,5 @@
 """The course: its lessons and exercises run, its extension built, installed and tested."""
 
-import hashlib
 import os
 import shutil
 import subprocess
@@ -49,13 +48,9 @@ def with_tools(venv: Path) -> dict[str, str]:
 def install_extension(venv: Path) -> None:
     """Builds course/linear_extension for the torch of `venv`, and installs it there."""
     stamp = venv / ".linear-extension-installed"
+    sources = {name: EXTENSION / name for name in files_under(EXTENSION, {"build", "tests"})}
     torch = (venv / STAMP).read_text()
-    wanted = hashlib.sha256(torch.encode())
-    names = files_under(EXTENSION, {"build", "tests"})
-    sources = {name: (EXTENSION / name).read_bytes() for name in names}
-    for name, content in sources.items():
-        wanted.update(name.encode() + content)
-    wheels = MADE / wanted.hexdigest()[:16]
+    wheels = MADE / paths.digest(sources, torch)[:16]
     if stamp.exists() and stamp.read_text() == wheels.name:
         return
     pip = [venv / "bin" / "python", "-m", "pip", "--disable-pip-version-check"]
@@ -63,7 +58,7 @@ def install_extension(venv: Path) -> None:
         if not list(wheels.glob("*.whl")):
             place = MADE / "source"  # pip leaves its files beside the sources
             shutil.rmtree(place, ignore_errors=True)
-            write(sources, place)
+            write({name: file.read_bytes() for name, file in sources.items()}, place)
             with step("compile linear_extension"):
                 command = [*pip, "wheel", "--no-build-isolation", "--no-deps", "-w", wheels, place]
                 env = {**os.environ, **with_tools(venv)}

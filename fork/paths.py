@@ -1,8 +1,9 @@
-"""Where everything is in a clone; its locks, and what keeps half-made folders out of it."""
+"""Where everything is in a clone; its locks, its hashes, and no half-made folders in it."""
 
 import fcntl
+import hashlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,6 +16,14 @@ BUILD = ROOT / "build"  # all else that is made or downloaded
 BASES = BUILD / "bases"  # the wheels that are grafted onto
 ANCHORS = BUILD / "anchors"  # small wheels, to resolve anchors against
 SOURCES = BUILD / "source"  # PyTorch's own
+
+
+def digest(files: Mapping[str, Path], about: str = "") -> str:
+    """Returns a hash of the files by their names, and of what else is said `about` them."""
+    made = hashlib.sha256(about.encode())
+    for name, file in sorted(files.items()):
+        made.update(f"{name}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
+    return made.hexdigest()
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import sys
@@ -113,10 +112,8 @@ class Graft:
 
         A file that changes while the graft compiles thus makes the next one compile again.
         """
-        digest = hashlib.sha256(f"{sys.version}{self.base.record}{self.nvcc}{PROJECT}".encode())
-        for path, file in sorted(made_of(self.root, self.tree).items()):
-            digest.update(f"{path}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
-        return digest.hexdigest()
+        about = f"{sys.version}{self.base.record}{self.nvcc}{PROJECT}"
+        return paths.digest(made_of(self.root, self.tree), about)
 
     @cached_property
     def nvcc(self) -> cuda.Nvcc | str:
@@ -213,9 +210,7 @@ class Graft:
                 raise ForkError(f"{tool} is missing: pip install -r requirements.txt")
         build = self.dir / ("sanitized" if sanitized else "cmake")
         config = self.dir / "graft.cmake"
-        text = self.configuration()
-        if not config.exists() or config.read_text() != text:
-            config.write_text(text)
+        write_changed(config, self.configuration().encode())
         if not (build / "build.ninja").exists():
             shutil.rmtree(build, ignore_errors=True)
             flags = ["-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", f"-DGRAFT_CONFIG={config}"]

@@ -68,10 +68,6 @@ class Upstream:
             raise ForkError(f"{self.root}: not a readable wheel: {e}") from None
 
     @cached_property
-    def _names(self) -> set[str]:
-        return set(self._zip.namelist())
-
-    @cached_property
     def version(self) -> str:
         """The full version, e.g. `2.13.0+cpu`."""
         if self.kind == "source":
@@ -95,7 +91,7 @@ class Upstream:
 
     def _read_packed(self, packed: str) -> str | None:
         if self.root.suffix == ".whl":
-            return self._zip.read(packed).decode() if packed in self._names else None
+            return self._zip.read(packed).decode() if packed in self._zip.NameToInfo else None
         file = self.root / packed
         return file.read_text() if file.is_file() else None
 

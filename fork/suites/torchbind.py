@@ -1,6 +1,5 @@
 """The library of C++ classes that upstream's TestFX loads, and that no wheel has."""
 
-import hashlib
 import os
 import shlex
 import shutil
@@ -8,7 +7,7 @@ from pathlib import Path
 
 from fork.console import run, step
 from fork.graft import Base
-from fork.paths import atomically
+from fork.paths import atomically, digest
 
 NAME = "libtorchbind_test.so"
 SOURCE = "test/cpp/jit/test_custom_class_registrations"
@@ -17,8 +16,7 @@ SOURCE = "test/cpp/jit/test_custom_class_registrations"
 def install(base: Base, tree: Path, venv: Path, into: Path) -> None:
     """Compiles it from the source tree, once, in the folder `into`; puts it beside torch's own."""
     sources = [tree / f"{SOURCE}.cpp", tree / f"{SOURCE}.h"]
-    digest = hashlib.sha256(b"".join(s.read_bytes() for s in sources)).hexdigest()
-    made = into / f"{base.name}-{digest[:16]}.so"
+    made = into / f"{base.name}-{digest({s.name: s for s in sources})[:16]}.so"
     if not made.exists():
         torch = base.folder / "torch"
         command = [
