@@ -1,6 +1,6 @@
 """Runs upstream's linters and Sphinx on the stack's commits."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 from fork import paths
@@ -46,8 +46,7 @@ def review(stack: Stack, tree: Path | None, branch: str, pristine: Callable[[], 
     return not remarks
 
 
-def _say(found: Iterable[Lint]) -> int:
-    lines = [f"  {lint}" for lint in found]
-    for line in lines:
-        console.print(line)
-    return len(lines)
+def _say(found: list[Lint]) -> int:
+    for lint in found:
+        console.print(f"  {lint}")
+    return len(found)

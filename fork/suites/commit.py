@@ -17,7 +17,7 @@ from fork.suites import torchbind
 from fork.suites.files import SUITES, own_files
 from fork.suites.plan import REQUIREMENTS, Plan, problems
 from fork.suites.record import Passed, Record
-from fork.suites.report import all_failures
+from fork.suites.report import failures
 from fork.suites.results import Result
 from fork.suites.run import run_script, run_suites
 
@@ -79,7 +79,7 @@ def run_stack(upstream: Path | None, minutes: float | None) -> tuple[Record, lis
                 console.print(f"error: {e}")
                 failed.append(name)
                 continue
-            for line in all_failures([*ran[0], *ran[1]]):
+            for line in failures([*ran[0], *ran[1]]):
                 console.print(line)
             if all(result.ok for of in ran for result in of):
                 record.add(Passed.now(name, *ran, cpu_seconds() - used))

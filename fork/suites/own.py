@@ -10,7 +10,7 @@ from fork.overlay import Stack, check
 from fork.suites import sanitizers
 from fork.suites.files import own_files
 from fork.suites.plan import problems
-from fork.suites.report import all_failures, finish, table
+from fork.suites.report import failures, finish, table
 from fork.suites.results import Result
 from fork.suites.run import TWO_THREADS, environment, run_suites
 
@@ -71,7 +71,7 @@ def run_sanitized(base: str) -> list[Result]:
             log_dir=logs / capability,
             variables=variables | {"ATEN_CPU_CAPABILITY": capability},
         )
-        for line in all_failures(ran):
+        for line in failures(ran):
             console.print(line)
         results += ran
     console.rule()

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from rich.console import Group
 from rich.table import Table
@@ -12,6 +12,7 @@ from fork.console import console, new_table, print_wide
 from fork.suites.record import HEADS, NUMBERS, Record
 from fork.suites.results import COUNTS, Result, counts, tally
 
+LOG_LINES = 12  # of a suite that is broken
 # The beginning of a sanitizer's report; it says most, and the test's name is before it.
 REPORT = re.compile(r"^.*(=\n==\d+==ERROR: AddressSanitizer|: runtime error): ", re.M)
 
@@ -35,7 +36,7 @@ def table(results: Sequence[Result], own: Sequence[Result] = ()) -> Group:
     if others:
         parts.append(rows("Upstream's own tests of a like name", others))
     skipped = [Text(f"{r.suite}: skipped: {r.lacks}\n") for r in (*results, *own) if r.lacks]
-    return Group(*parts, *skipped, *all_failures([*results, *own]))
+    return Group(*parts, *skipped, *failures([*results, *own]))
 
 
 def rows(title: str, counted: Sequence[tuple[Result, dict[str, str], str]]) -> Table:
@@ -72,23 +73,19 @@ def stack_table(record: Record, failed: Collection[str]) -> Table:
     return grid
 
 
-def all_failures(results: Iterable[Result]) -> list[Text]:
-    return [line for result in results for line in failures(result)]
-
-
-def failures(result: Result, lines: int = 12) -> Iterable[Text]:
+def failures(results: Iterable[Result]) -> Iterator[Text]:
     """A line for each failed test; for a broken suite the reason and a part of its log."""
-    for test, message in sorted(result.messages.items()):
-        yield Text(f"{result.suite} {test}: {message}")
-    if result.broken:
-        text = result.log.read_text(errors="replace").rstrip()
-        if report := REPORT.search(text):
-            has, part = "has", text[report.start() :].splitlines()[:lines]
-        else:
-            has, part = "ends", text.splitlines()[-lines:]
-        yield Text(f"{result.suite}: {result.broken}; {result.log} {has}:", style="red")
-        for line in part:
-            yield Text(f"  {line}", style="dim")
+    for result in results:
+        for test, message in sorted(result.messages.items()):
+            yield Text(f"{result.suite} {test}: {message}")
+        if result.broken:
+            text = result.log.read_text(errors="replace").rstrip()
+            if report := REPORT.search(text):
+                has, part = "has", text[report.start() :].splitlines()[:LOG_LINES]
+            else:
+                has, part = "ends", text.splitlines()[-LOG_LINES:]
+            yield Text(f"{result.suite}: {result.broken}; {result.log} {has}:", style="red")
+            yield from (Text(f"  {line}", style="dim") for line in part)
 
 
 def finish(results: Sequence[Result], status: int = 0) -> int:
