@@ -30,8 +30,6 @@ from fork.overlay import (
 from fork.project import PROJECT
 
 HERE = Path(__file__).parent
-# The graft's own edits of the wheel, in the overlay's form: what a source build has no need of.
-HOOK = HERE  # its folder torch/
 CPP = HERE / "cpp"
 # The folder whose sources are compiled for several sets of instructions.
 CPU_KERNELS = "aten/src/ATen/native/cpu/"
@@ -125,8 +123,9 @@ class Graft:
         upstream = self.base.upstream
         written = resolve(self.tree, upstream).written
         if NATIVE in self.tree:
-            hooks = HOOK.rglob("*.edit.*")
-            hook = resolve({h.relative_to(HOOK).as_posix(): h for h in hooks}, upstream).written
+            # The graft's own edits of the wheel, in the overlay's form: a source build needs none.
+            hooks = HERE.rglob("*.edit.*")
+            hook = resolve({h.relative_to(HERE).as_posix(): h for h in hooks}, upstream).written
             if both := written.keys() & hook.keys():
                 raise ForkError(f"{both.pop()}: both the overlay and the graft change this file")
             written |= hook

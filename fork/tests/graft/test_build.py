@@ -293,6 +293,17 @@ def test_unpacking_keeps_the_modes(tmp_path):
     assert runs == ["torch/bin/protoc"]
 
 
+def test_a_release_is_downloaded_once(wheel, tmp_path, monkeypatch):
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    cache = tmp_path / "bases"
+    for _ in range(2):
+        base = bases.get("2.13.0", cache)
+        assert (base.version, base.folder) == ("2.13.0+cpu", cache / wheel.stem)
+        wheel.unlink(missing_ok=True)  # a second download would fail
+    assert sorted(p.name for p in cache.iterdir()) == [wheel.stem, wheel.name]
+
+
 def test_no_network(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
