@@ -75,7 +75,7 @@ int main() {
   std::printf("%d\\n", int(kernels.size()));
 }
 """
-# Which products the kernel takes for one with a right operand in pairs.
+# Which products the kernel takes for one with a right operand in VNNI layout.
 PRODUCTS = """
 #include <ATen/native/cpu/AttnBrgemm.h>
 
@@ -103,7 +103,7 @@ static void multiply(
 template <typename S>
 static void print() {
   using Sizes = at::native::attn_cpu::BrgemmSizes;
-  const auto pairs = [](Sizes n, bool add, const S* a, const S* x, float* y) {
+  const auto vnni = [](Sizes n, bool add, const S* a, const S* x, float* y) {
     multiply(n, add, a, y, [&](int64_t p, int64_t j) {
       return x[p / 2 * 2 * n.cols + 2 * j + p % 2];
     });
@@ -112,10 +112,10 @@ static void print() {
     multiply(n, add, a, y, [&](int64_t p, int64_t j) { return x[p * n.cols + j]; });
   };
   const auto sets = [&](Sizes n, bool, const S* a, const S* x, float* y) {
-    pairs(n, false, a, x, y);
+    vnni(n, false, a, x, y);
   };
   const auto adds = [&](Sizes n, bool, const S* a, const S* x, float* y) {
-    pairs(n, true, a, x, y);
+    vnni(n, true, a, x, y);
   };
   const auto nothing = [](Sizes, bool, const S*, const S*, float*) {};
   const auto zeros = [](Sizes n, bool, const S*, const S*, float* y) {
@@ -124,16 +124,16 @@ static void print() {
   const auto fails = [](Sizes, bool, const S*, const S*, float*) {
     throw std::runtime_error("no such instruction");
   };
-  using at::native::attn_cpu::multiplies_pairs;
+  using at::native::attn_cpu::multiplies_vnni;
   std::printf(
       "%d %d %d %d %d %d %d\\n",
-      multiplies_pairs<S>(pairs),
-      multiplies_pairs<S>(plain),
-      multiplies_pairs<S>(sets),
-      multiplies_pairs<S>(adds),
-      multiplies_pairs<S>(nothing),
-      multiplies_pairs<S>(zeros),
-      multiplies_pairs<S>(fails));
+      multiplies_vnni<S>(vnni),
+      multiplies_vnni<S>(plain),
+      multiplies_vnni<S>(sets),
+      multiplies_vnni<S>(adds),
+      multiplies_vnni<S>(nothing),
+      multiplies_vnni<S>(zeros),
+      multiplies_vnni<S>(fails));
 }
 
 int main() {
@@ -209,9 +209,9 @@ class TestAttnBrgemm(KernelTestCase):
         self.assertTrue(report["passed"], msg=log)
 
     # Which right operand oneDNN takes depends on the machine, of which there may be none
-    # here. On one with instructions for half, but not those of AMX, it is not in pairs.
+    # here. On one with instructions for half, but not those of AMX, it is not in VNNI layout.
     @unittest.skipIf(sys.platform == "win32", "the linker's options are those of ELF")
-    def test_which_products_are_in_pairs(self, device):
+    def test_which_products_are_in_vnni(self, device):
         printed = printed_by("products", PRODUCTS)
         self.assertEqual(printed, 2 * "1 0 0 0 0 0 0\n")
 

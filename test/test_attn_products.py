@@ -22,7 +22,7 @@ from torch.utils.cpp_extension import load
 
 
 # Functions that multiply as the kernel does: by its blocks, with A as it is or transposed in
-# memory, or strip by strip. What they read beyond A's rows is NaN: no result may depend on it.
+# memory, or by micro-panels of A. What they read beyond A's rows is NaN: no result may depend on it.
 SOURCE = """
 #include <ATen/native/cpu/AttnFma.h>
 
@@ -49,7 +49,7 @@ void multiply(
   std::vector<T> copy(rows * (k + Fma::MR), nan), panels(Fma::packed_size(k, n), nan);
   if (way == 2) {
     const auto packed = Fma::pack(panels.data(), right);
-    Fma::product_of_strips(add, left, packed, n, copy.data(), c, ldc);
+    Fma::product_by_a_panels(add, left, packed, n, copy.data(), c, ldc);
     return;
   }
   const bool transposed = way == 1;
@@ -89,8 +89,8 @@ FLAGS = {
     "AVX512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"],
 }
 CAPABILITY = torch.backends.cpu.get_cpu_capability().replace("NO AVX", "DEFAULT")
-# Sizes at which a strip, a vector, a panel or a part of the sum ends, and some that are far
-# from it.
+# Sizes at which a vector, a micro-panel of A or B, or a part of the sum ends, and some that
+# are far from it.
 SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 24, 31, 32, 33, 48, 49, 95, 96, 97, 200)
 NAMES = {
     torch.float: "float",
@@ -98,7 +98,7 @@ NAMES = {
     torch.bfloat16: "bfloat16",
     torch.half: "half",
 }
-WAYS = ("blocks", "transposed", "strips")
+WAYS = ("blocks", "transposed", "a_panels")
 
 
 def strided(x, transposed, rng):

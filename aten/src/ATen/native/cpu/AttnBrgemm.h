@@ -54,18 +54,18 @@ void for_brgemm_parts(int64_t rows, int64_t terms, const F& fn) {
   }
 }
 
-// Returns whether brgemm(sizes, accumulate, a, pairs, sums) computes
+// Returns whether brgemm(sizes, accumulate, a, vnni, sums) computes
 // sums (+)= a x for an x in VNNI layout. On some machines it fails, on others
 // it takes x in rows. All numbers are integers, so the sums are exact.
 template <typename S, typename F>
-bool multiplies_pairs(const F& brgemm) {
+bool multiplies_vnni(const F& brgemm) {
   constexpr int64_t M = 16, N = BRGEMM_COLS, K = 16;
   const auto left = [](int64_t i, int64_t p) { return (i + 2 * p) % 5 - 2; };
   const auto right = [](int64_t p, int64_t j) {
     return (3 * p + 5 * j + p * j) % 7 - 3;
   };
   S a[M * BRGEMM_LD] = {};
-  S pairs[K * N] = {};
+  S vnni[K * N] = {};
   float acc[M * BRGEMM_LD];
   std::fill_n(acc, M * BRGEMM_LD, 1.0f);
   for (const auto p : c10::irange(K)) {
@@ -73,13 +73,13 @@ bool multiplies_pairs(const F& brgemm) {
       a[i * BRGEMM_LD + p] = static_cast<S>(static_cast<float>(left(i, p)));
     }
     for (const auto j : c10::irange(N)) {
-      pairs[p / 2 * 2 * N + 2 * j + p % 2] =
+      vnni[p / 2 * 2 * N + 2 * j + p % 2] =
           static_cast<S>(static_cast<float>(right(p, j)));
     }
   }
   try {
     for (const bool accumulate : {false, true}) {
-      brgemm(BrgemmSizes{M, N, K}, accumulate, a, pairs, acc);
+      brgemm(BrgemmSizes{M, N, K}, accumulate, a, vnni, acc);
     }
   } catch (const std::exception&) {
     return false;
@@ -258,8 +258,7 @@ class BrgemmProducts {
   }
 
   // dst[2 * j] = x[j], dst[2 * j + 1] = y[j]
-  static C10_ALWAYS_INLINE void store_pairs(
-      S* dst, const Vec& x, const Vec& y) {
+  static C10_ALWAYS_INLINE void store_vnni(S* dst, const Vec& x, const Vec& y) {
     alignas(64) static constexpr uint16_t order[2 * W] = {
         0,  32, 1,  33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
         8,  40, 9,  41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47,
@@ -275,26 +274,29 @@ class BrgemmProducts {
   // Copies x. No result depends on the columns right of x in its last panel.
   static Right right(S* copy, const Matrix<const S>& x) {
     const Right result{copy, x.rows, x.cols};
-    int64_t i = 0;
-    if (x.row_stride == 1) {
-      // A pair is moved as one float.
-      constexpr int64_t LANES = vec::Vectorized<float>::size();
-      const auto pairs = x.rows / 2;
+    if (x.row_stride == 1 && x.col_stride != 1) {
+      constexpr int64_t LANES = W / 2;
       for (int64_t col = 0; col < x.cols; col += LANES) {
-        transpose_rows(
+        if (col + LANES < x.cols) {
+          prefetch_rows(&x.at(0, col), x.col_stride, LANES, x.rows);
+        }
+        transpose_rows<T>(
             &x.at(0, col),
-            x.col_stride * sizeof(S),
-            reinterpret_cast<float*>(result.at(0, col / W * W)) + col % W,
-            W,
-            std::min(LANES, x.cols - col),
-            pairs);
+            x.col_stride,
+            x.cols - col,
+            x.rows,
+            [&](int64_t i, __m512i vnni) C10_ALWAYS_INLINE_ATTRIBUTE {
+              S* to = result.at(i, col / W * W) + 2 * (col % W);
+              _mm512_storeu_si512(to, vnni);
+            });
       }
-      i = 2 * pairs;
+      result.clear_after();
+      return result;
     }
-    for (; i < x.rows; i += 2) {
+    for (int64_t i = 0; i < x.rows; i += 2) {
       for_vectors(
           x.cols, [&](int64_t col, int64_t count) C10_ALWAYS_INLINE_ATTRIBUTE {
-            store_pairs(
+            store_vnni(
                 result.at(i, col),
                 load_row(x, i, col, count),
                 i + 1 < x.rows ? load_row(x, i + 1, col, count) : Vec(0));
@@ -363,7 +365,7 @@ class BrgemmProducts {
         return false;
       }
       const BrgemmContext context;
-      return multiplies_pairs<S>(brgemm);
+      return multiplies_vnni<S>(brgemm);
     }();
     return available;
   }
@@ -374,7 +376,7 @@ class BrgemmProducts {
       const BrgemmSizes& sizes,
       bool accumulate,
       const S* a,
-      const S* pairs,
+      const S* vnni,
       T* acc) {
     const auto [rows, cols, terms] = sizes;
     cpublas::brgemm(
@@ -386,7 +388,7 @@ class BrgemmProducts {
         BRGEMM_LD,
         accumulate,
         a,
-        pairs,
+        vnni,
         acc);
   }
 

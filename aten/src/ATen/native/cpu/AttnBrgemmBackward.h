@@ -24,35 +24,35 @@ class BrgemmBackward {
   // Offsets in the scratch memory, in elements of T, for tiles of at most
   // `tile_rows` rows and `cols` columns.
   struct Layout {
-    int64_t acc, k_pairs, v_pairs, rows, q_transposed, grad_output_transposed;
-    int64_t tile, tile_pairs, attn_pairs, size;
+    int64_t acc, k_vnni, v_vnni, rows, q_transposed, grad_output_transposed;
+    int64_t tile, tile_vnni, attn_vnni, size;
 
     Layout(int64_t tile_rows, int64_t cols, int64_t d, int64_t e) {
       ScratchLayout layout;
       acc = layout.add(MC * BRGEMM_LD);
-      k_pairs = layout.add(Brgemm::right_size(cols, d));
-      v_pairs = layout.add(Brgemm::right_size(e, cols));
+      k_vnni = layout.add(Brgemm::right_size(cols, d));
+      v_vnni = layout.add(Brgemm::right_size(e, cols));
       rows = layout.add(Brgemm::left_size(tile_rows, e));
       q_transposed = layout.add(Brgemm::left_size(d, tile_rows));
       grad_output_transposed = layout.add(Brgemm::left_size(e, tile_rows));
       tile = layout.add(Brgemm::left_size(tile_rows, cols));
-      tile_pairs = layout.add(Brgemm::right_size(tile_rows, cols));
-      attn_pairs = layout.add(Brgemm::right_size(tile_rows, cols));
+      tile_vnni = layout.add(Brgemm::right_size(tile_rows, cols));
+      attn_vnni = layout.add(Brgemm::right_size(tile_rows, cols));
       size = layout.size();
     }
   };
 
   BrgemmBackward(const Layout& layout, T* scratch)
       : acc_(scratch + layout.acc),
-        k_pairs_(reinterpret_cast<S*>(scratch + layout.k_pairs)),
-        v_pairs_(reinterpret_cast<S*>(scratch + layout.v_pairs)),
+        k_vnni_(reinterpret_cast<S*>(scratch + layout.k_vnni)),
+        v_vnni_(reinterpret_cast<S*>(scratch + layout.v_vnni)),
         rows_(reinterpret_cast<S*>(scratch + layout.rows)),
         q_transposed_(reinterpret_cast<S*>(scratch + layout.q_transposed)),
         grad_output_transposed_(
             reinterpret_cast<S*>(scratch + layout.grad_output_transposed)),
         tile_{reinterpret_cast<S*>(scratch + layout.tile)},
-        tile_pairs_{reinterpret_cast<S*>(scratch + layout.tile_pairs)},
-        attn_pairs_{reinterpret_cast<S*>(scratch + layout.attn_pairs)} {}
+        tile_vnni_{reinterpret_cast<S*>(scratch + layout.tile_vnni)},
+        attn_vnni_{reinterpret_cast<S*>(scratch + layout.attn_vnni)} {}
 
   void start(const Tile<S>& matrices, bool with_scores) {
     const auto& [q, k, v, attn, grad_output, grad_attn] = matrices;
@@ -61,7 +61,7 @@ class BrgemmBackward {
     if (grad_output.data != nullptr) {
       grad_output_t_ = Brgemm::left(grad_output_transposed_, grad_output.t());
     }
-    for (auto* x : {&tile_pairs_, &attn_pairs_}) {
+    for (auto* x : {&tile_vnni_, &attn_vnni_}) {
       *x = {x->data, attn.rows, attn.cols};
       x->clear_after();
     }
@@ -71,7 +71,7 @@ class BrgemmBackward {
     typename Brgemm::Right b{};
     if (has_product) {
       a = Brgemm::left(rows_, grad_output);
-      b = Brgemm::right(v_pairs_, v.t());
+      b = Brgemm::right(v_vnni_, v.t());
     }
     for (int64_t row = 0; row < attn.rows; row += MC) {
       if (has_product) {
@@ -87,14 +87,14 @@ class BrgemmBackward {
 
   template <typename O>
   void add_grad_q(bool accumulate, O* total) {
-    const auto keys = Brgemm::right(k_pairs_, k_);
+    const auto keys = Brgemm::right(k_vnni_, k_);
     Brgemm::add_product(accumulate, tile_, keys, acc_, total);
   }
   void add_grad_k(bool accumulate, T* total) {
-    Brgemm::add_product(accumulate, q_, tile_pairs_, acc_, total);
+    Brgemm::add_product(accumulate, q_, tile_vnni_, acc_, total);
   }
   void add_grad_v(bool accumulate, T* total) {
-    Brgemm::add_product(accumulate, grad_output_t_, attn_pairs_, acc_, total);
+    Brgemm::add_product(accumulate, grad_output_t_, attn_vnni_, acc_, total);
   }
   // dst = totalᵀ
   static void finish_block(const Matrix<S>& dst, const T* total) {
@@ -163,21 +163,21 @@ class BrgemmBackward {
             const Vec y = Brgemm::load_row(attn, row, col, count);
             const Vec y_odd =
                 odd ? Brgemm::load_row(attn, row + 1, col, count) : Vec(0);
-            Brgemm::store_pairs(attn_pairs_.at(row, col), y, y_odd);
+            Brgemm::store_vnni(attn_vnni_.at(row, col), y, y_odd);
             if constexpr (with_scores) {
               const Vec x = gradient(row, y);
               const Vec x_odd = odd ? gradient(row + 1, y_odd) : Vec(0);
-              Brgemm::store_pairs(tile_pairs_.at(row, col), x, x_odd);
+              Brgemm::store_vnni(tile_vnni_.at(row, col), x, x_odd);
             }
           });
     }
   }
 
   T* acc_;
-  S *k_pairs_, *v_pairs_, *rows_, *q_transposed_, *grad_output_transposed_;
+  S *k_vnni_, *v_vnni_, *rows_, *q_transposed_, *grad_output_transposed_;
   Matrix<const S> k_{};
   typename Brgemm::Left q_{}, grad_output_t_{}, tile_;
-  typename Brgemm::Right tile_pairs_, attn_pairs_;
+  typename Brgemm::Right tile_vnni_, attn_vnni_;
   BrgemmContext context_;
 };
 

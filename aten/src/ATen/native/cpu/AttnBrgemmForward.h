@@ -16,14 +16,14 @@ class BrgemmForward {
 
   // Offsets in the scratch memory, in elements of T.
   struct Layout {
-    int64_t acc, k_pairs, v_pairs, rows, tile, size;
+    int64_t acc, k_vnni, v_vnni, rows, tile, size;
 
     Layout(int64_t /*rows*/, int64_t /*m*/, int64_t n, int64_t d, int64_t e) {
       n = std::min(n, NC);
       ScratchLayout layout;
       acc = layout.add(MC * BRGEMM_LD);
-      k_pairs = layout.add(Brgemm::right_size(d, n));
-      v_pairs = layout.add(Brgemm::right_size(n, e));
+      k_vnni = layout.add(Brgemm::right_size(d, n));
+      v_vnni = layout.add(Brgemm::right_size(n, e));
       rows = layout.add(Brgemm::left_size(MC, d));
       tile = layout.add(Brgemm::left_size(MC, n));
       size = layout.size();
@@ -32,8 +32,8 @@ class BrgemmForward {
 
   BrgemmForward(const Layout& layout, T* scratch)
       : acc_(scratch + layout.acc),
-        k_pairs_(reinterpret_cast<S*>(scratch + layout.k_pairs)),
-        v_pairs_(reinterpret_cast<S*>(scratch + layout.v_pairs)),
+        k_vnni_(reinterpret_cast<S*>(scratch + layout.k_vnni)),
+        v_vnni_(reinterpret_cast<S*>(scratch + layout.v_vnni)),
         rows_(reinterpret_cast<S*>(scratch + layout.rows)),
         tile_(reinterpret_cast<S*>(scratch + layout.tile)) {}
 
@@ -46,8 +46,8 @@ class BrgemmForward {
       const Matrix<S>& attn,
       bool stream,
       O* out) {
-    const auto keys = Brgemm::right(k_pairs_, k.t());
-    const auto values = Brgemm::right(v_pairs_, v);
+    const auto keys = Brgemm::right(k_vnni_, k.t());
+    const auto values = Brgemm::right(v_vnni_, v);
     for (int64_t i = 0; i < q.rows; i += MC) {
       const auto rows = std::min(MC, q.rows - i);
       const auto left = Brgemm::left(rows_, q.block(i, 0, rows, q.cols));
@@ -73,7 +73,7 @@ class BrgemmForward {
   static constexpr auto MC = Brgemm::MC;
 
   T* acc_;
-  S *k_pairs_, *v_pairs_, *rows_, *tile_;
+  S *k_vnni_, *v_vnni_, *rows_, *tile_;
   BrgemmContext context_;
 };
 

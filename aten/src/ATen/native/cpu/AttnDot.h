@@ -86,9 +86,8 @@ class Dot {
       dots<R, 1>(a, lda, b, b.data + j * b.row_stride, j, partial);
     }
     for (const auto r : c10::irange(R)) {
-      std::fill(partial[r][b.rows], partial[r][LANES], T(0));
       T* dst = c + r * ldc;
-      const auto acc = sums_of(partial[r][0]);
+      const auto acc = sums_of(partial[r][0], b.rows);
       (accumulate ? Vec::loadu(dst) + acc : acc).store(dst);
     }
   }
@@ -155,8 +154,12 @@ class Dot {
     }
   }
 
-  // Returns a vector whose element i is the sum of the elements of vector i.
-  static C10_ALWAYS_INLINE Vec sums_of(const T* vectors) {
+  // Returns a vector whose element i is the sum of the elements of vector i,
+  // for the first `count` vectors.
+  static C10_ALWAYS_INLINE Vec sums_of(T* vectors, int64_t count) {
+    for (; count < LANES; ++count) {
+      Vec(T(0)).store(vectors + count * LANES);
+    }
 #if defined(CPU_CAPABILITY_AVX512)
     // Adding halves of two vectors gives one vector with half the terms of
     // each.

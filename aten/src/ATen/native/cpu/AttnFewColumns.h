@@ -46,7 +46,7 @@ class FewColumns {
       O* c) {
     const auto terms = b.rows, cols = b.cols;
     const auto ld = tile_ld<T>(rows);
-    const auto b_t = Fma::strip(b_t_, b.t());
+    const auto b_t = Fma::left(b_t_, b.t());
     if (a.transposed) {
       const typename Fma::Right right{a.data, a.ld, terms, false};
       Fma::product(false, cols, rows, b_t, right, c_t_, ld);

@@ -11,9 +11,9 @@ inline namespace CPU_CAPABILITY {
 // the sums:
 //   C (M x N) (+)= A (M x K) B (K x N)
 // A micro-kernel keeps MR x NR sums in registers, the accumulator tile. It
-// reads MR rows of A, a strip, one number at a time, and a micro-panel of NR
-// columns of B. The micro-panel is packed row by row; if A has few rows, B is
-// read in place.
+// reads a micro-panel of A (MR rows) one number at a time and a micro-panel of
+// B (NR columns) by vectors. The latter is packed row by row. If A has few
+// rows, B is read in place.
 template <typename T>
 class FmaProducts {
  public:
@@ -103,8 +103,8 @@ class FmaProducts {
   static Right pack(T* dst, const Matrix<const S>& x) {
     for_panels(x.cols, [&](int64_t col, int64_t width) {
       const auto cols = std::min(width * LANES, x.cols - col);
-      pack_panel(
-          dst + col * x.rows, width * LANES, x.block(0, col, x.rows, cols));
+      const auto ld = width * LANES;
+      copy_rows(dst + col * x.rows, ld, x.block(0, col, x.rows, cols), ld);
     });
     return {dst, 0, x.rows, true};
   }
@@ -125,15 +125,6 @@ class FmaProducts {
     return packed;
   }
 
-  // dst[i * ld + j] = x[i][j], with zeros up to column ld.
-  template <typename S>
-  static void pack_panel(T* dst, int64_t ld, const Matrix<const S>& x) {
-    for (int64_t i = 0; x.cols < ld && i < x.rows; ++i) {
-      std::fill(dst + i * ld + x.cols, dst + (i + 1) * ld, T(0));
-    }
-    copy_rows(dst, ld, x);
-  }
-
   // The left operand: A(r, p) is data[r * ld + p] or, transposed, data[r + p *
   // ld].
   struct Left {
@@ -150,7 +141,7 @@ class FmaProducts {
   // Returns at most MR rows of x as a left operand: in place or, if needed, as
   // a copy.
   template <typename S>
-  static Left strip(T* copy, const Matrix<const S>& x) {
+  static Left left(T* copy, const Matrix<const S>& x) {
     if constexpr (std::is_same_v<T, S>) {
       if (x.col_stride == 1 && x.rows == kernel_rows(x.rows)) {
         return {x.data, x.row_stride};
@@ -222,15 +213,15 @@ class FmaProducts {
       const bool adds = accumulate || p > 0;
       const auto add_tile = [&](int64_t row, int64_t col, int64_t width) {
         const auto count = std::min(width * LANES, cols - col);
-        const auto strip = std::min(MR, rows - row);
+        const auto panel_rows = std::min(MR, rows - row);
         T* dst = c + row * ldc + col;
-        for (int64_t r = 0; adds && r < strip; ++r) {
+        for (int64_t r = 0; adds && r < panel_rows; ++r) {
           for (int64_t j = 0; j < count; j += LINE) {
             prefetch_line(dst + r * ldc + j);
           }
         }
         multiply(
-            strip,
+            panel_rows,
             terms,
             a.from(row, p),
             b.panel(col, width, count, p),
@@ -304,9 +295,9 @@ class FmaProducts {
         return false;
       }
       for (int64_t row = 0; row < rows; row += MR) {
-        const auto strip = std::min(MR, rows - row);
-        sum_in_place(strip, a.from(row, 0), x, acc);
-        for (int64_t i = 0; i < strip; ++i) {
+        const auto count = std::min(MR, rows - row);
+        sum_in_place(count, a.from(row, 0), x, acc);
+        for (int64_t i = 0; i < count; ++i) {
           O* dst = c + (row + i) * ldc;
           add_sum(accumulate, dst, acc + i * x.cols, x.cols);
         }
@@ -321,24 +312,25 @@ class FmaProducts {
     return std::max(SMALL, MR * cols);
   }
 
-  // C (+)= A B for a packed B of `cols` columns, one strip of A at a time.
+  // C (+)= A B for a packed B of `cols` columns, one micro-panel of A at a
+  // time.
   template <typename S>
-  static C10_ALWAYS_INLINE void product_of_strips(
+  static C10_ALWAYS_INLINE void product_by_a_panels(
       bool accumulate,
       const Matrix<const S>& a,
       const Right& b,
       int64_t cols,
-      T* strip_copy,
+      T* a_copy,
       T* c,
       int64_t ldc) {
     for (int64_t row = 0; row < a.rows; row += MR) {
       const auto rows = std::min(MR, a.rows - row);
-      const auto left = strip(strip_copy, a.block(row, 0, rows, a.cols));
+      const auto operand = left(a_copy, a.block(row, 0, rows, a.cols));
       for_panels(cols, [&](int64_t col, int64_t width) {
         const auto panel =
             b.panel(col, width, std::min(width * LANES, cols - col));
         multiply(
-            rows, a.cols, left, panel, accumulate, c + row * ldc + col, ldc);
+            rows, a.cols, operand, panel, accumulate, c + row * ldc + col, ldc);
       });
     }
   }
@@ -457,7 +449,7 @@ class FmaProducts {
         prefetch_line(ahead);
         prefetch_line(ahead + R - 1);
       }
-      if constexpr (C > 1) { // B is read from memory
+      if constexpr (C > 1 || !std::is_same_v<T, B>) { // B is read from memory
         c10::ForcedUnroll<V>{}([&](auto v) C10_ALWAYS_INLINE_ATTRIBUTE {
           prefetch_line(b + (p + PART_ROWS) * ldb + v * LANES);
         });
@@ -537,7 +529,7 @@ void clear_edges(T* tile, int64_t rows, int64_t cols, int64_t ld) {
   constexpr auto MR = FmaProducts<T>::MR;
   const auto end = at::round_up(cols, MR);
   for (int64_t i = 0; cols < end && i < rows; ++i) {
-    std::fill(tile + i * ld + cols, tile + i * ld + end, T(0));
+    store(tile + i * ld + cols, Pair<T>(T(0)), end - cols);
   }
   std::fill(tile + rows * ld, tile + at::round_up(rows, MR) * ld + MR, T(0));
 }

@@ -24,7 +24,7 @@ class Scores {
     Way way;
     bool keeps; // whether the panels of all of B are kept
     int64_t kc; // how many terms are summed at once
-    int64_t strip, panels, swapped;
+    int64_t a_panel, panels, swapped;
 
     // A has at most `rows` of the `m` rows, and the order of sums depends on m.
     // If several A are multiplied with the same B, its panels are kept. Their
@@ -38,7 +38,7 @@ class Scores {
         bool several,
         int64_t least)
         : way(way_of(m, cols, terms)), keeps(several), kc(std::min(KC, terms)) {
-      strip = scratch.add(std::max(Fma::MR, Dot<S>::MAX_ROWS) * kc);
+      a_panel = scratch.add(std::max(Fma::MR, Dot<S>::MAX_ROWS) * kc);
       panels = scratch.add(
           std::max(
               least,
@@ -55,7 +55,7 @@ class Scores {
 
   Scores(const Layout& layout, T* scratch)
       : layout_(layout),
-        strip_(scratch + layout.strip),
+        a_panel_(scratch + layout.a_panel),
         panels_(scratch + layout.panels),
         swapped_(scratch + layout.swapped) {}
 
@@ -90,8 +90,8 @@ class Scores {
       if (layout_.way == Way::panels_swapped) {
         const auto panels = Fma::pack(panels_, left.t());
         const auto ld = swapped_ld(a.rows);
-        Fma::product_of_strips(
-            p > 0, right, panels, a.rows, strip_, swapped_, ld);
+        Fma::product_by_a_panels(
+            p > 0, right, panels, a.rows, a_panel_, swapped_, ld);
         continue;
       }
       T* panels = panels_;
@@ -102,7 +102,7 @@ class Scores {
         Fma::pack(panels, right.t());
       }
       const typename Fma::Right packed{panels, 0, terms, true};
-      Fma::product_of_strips(p > 0, left, packed, b.rows, strip_, c, ldc);
+      Fma::product_by_a_panels(p > 0, left, packed, b.rows, a_panel_, c, ldc);
     }
     if (layout_.swaps() && a.cols > 0) {
       transpose(swapped_, swapped_ld(a.rows), c, ldc, b.rows, a.rows);
@@ -139,7 +139,7 @@ class Scores {
       const Matrix<const S>& b,
       T* c,
       int64_t ldc) {
-    copy_rows(strip_, a.cols, a);
+    copy_rows(a_panel_, a.cols, a);
     auto dense = b;
     if (b.col_stride != 1) {
       S* copy = reinterpret_cast<S*>(panels_);
@@ -150,11 +150,11 @@ class Scores {
       }
       dense = {copy, b.rows, b.cols, b.cols, 1};
     }
-    Dot<S>::product(a.rows, strip_, a.cols, dense, accumulate, c, ldc);
+    Dot<S>::product(a.rows, a_panel_, a.cols, dense, accumulate, c, ldc);
   }
 
   Layout layout_;
-  T *strip_, *panels_, *swapped_;
+  T *a_panel_, *panels_, *swapped_;
 };
 
 } // namespace CPU_CAPABILITY

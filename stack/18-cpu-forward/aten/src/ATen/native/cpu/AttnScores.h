@@ -16,7 +16,7 @@ class Scores {
   struct Layout {
     bool keeps; // whether the panels of all of B are kept
     int64_t kc; // how many terms are summed at once
-    int64_t strip, panels;
+    int64_t a_panel, panels;
 
     // For A of at most `rows` rows. Of a B that several A are multiplied with,
     // the panels are kept. `least` is how large their memory is at least.
@@ -29,7 +29,7 @@ class Scores {
         bool several,
         int64_t least)
         : keeps(several), kc(std::min(KC, terms)) {
-      strip = scratch.add(Fma::MR * kc);
+      a_panel = scratch.add(Fma::MR * kc);
       panels = scratch.add(
           std::max(
               least,
@@ -39,7 +39,7 @@ class Scores {
 
   Scores(const Layout& layout, T* scratch)
       : layout_(layout),
-        strip_(scratch + layout.strip),
+        a_panel_(scratch + layout.a_panel),
         panels_(scratch + layout.panels) {}
 
   // This memory is free between products, unless panels are kept.
@@ -70,7 +70,7 @@ class Scores {
         Fma::pack(panels, right.t());
       }
       const typename Fma::Right packed{panels, 0, terms, true};
-      Fma::product_of_strips(p > 0, left, packed, b.rows, strip_, c, ldc);
+      Fma::product_by_a_panels(p > 0, left, packed, b.rows, a_panel_, c, ldc);
     }
   }
 
@@ -78,7 +78,7 @@ class Scores {
   using Fma = FmaProducts<T>;
 
   Layout layout_;
-  T *strip_, *panels_;
+  T *a_panel_, *panels_;
 };
 
 } // namespace CPU_CAPABILITY
