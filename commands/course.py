@@ -25,19 +25,25 @@ MADE = paths.BUILD / "course"  # the extension's wheels, by what they are made o
 def course() -> None:
     """Run the course's lessons, exercises and extension (`make course`)."""
     graft_into(paths.VENV, default_release())
-    python = paths.VENV / "bin" / "python"
-    pip = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-    command, log = [*pip, "-r", COURSE / "requirements.txt"], MADE / "requirements.log"
-    run(command, log, "the course's packages cannot be installed")
+    install_packages(paths.VENV)
     install_extension(paths.VENV)
     console.rule("the course", align="left")
     # A worker has all tests of a class or a file: it runs a lesson, or compiles, once. The longest
     # is first.
     workers = ["--numprocesses=2", "--dist=loadscope", "--no-loadscope-reorder"]
     tests = [COURSE / "tests" / "test_new.py", COURSE / "tests", EXTENSION / "tests"]
+    python = paths.VENV / "bin" / "python"
     command = [python, "-m", "pytest", "-q", "-rs", "--durations=5", *workers, *tests]
     env = environment(threads=1) | with_tools(paths.VENV)
     sys.exit(subprocess.run(command, cwd=paths.ROOT, env=env).returncode)
+
+
+def install_packages(venv: Path) -> None:
+    """Installs what the lessons import beside torch."""
+    log = MADE / "requirements.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    pip = [venv / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    run([*pip, "-r", COURSE / "requirements.txt"], log, "the course's packages cannot be installed")
 
 
 def with_tools(venv: Path) -> dict[str, str]:

@@ -31,6 +31,7 @@ COMMANDS = (
     *("check", "stack", "new", "tree", "apply", "commits", "export", "absorb", "review"),
     *("graft", "install", "source", "site"),
     *("test", "test-upstream", "test-stack", "test-sanitizers", "cuda-check", "course", "lint"),
+    "capabilities",
     *("bench", "bench-gpu"),
 )
 
