@@ -21,27 +21,28 @@ NATIVE = {"implicit": 3, "explicit": 4}  # route -> the commit whose torch.attn 
 
 
 @click.command(cls=Command, section="Test", example="--base 2.6.0 --publish")
-@options.base_option()
+@options.base_option(default=default_release())
 @click.option("--publish", is_flag=True, help="Measure too, and keep the table as the record.")
 def capabilities(base: str, publish: bool) -> None:
     """Make the course's table of what each way of registering gives, and compare the record.
 
     The record is in course/capabilities/published, one file for each release.
     """
+    place = MADE / Path(base).name.removesuffix(".whl")
     tip = paths.VENV
     if base != default_release():
-        tip = MADE / base / "tip"
-        make_venv(tip)
-    graft_into(tip, base)
+        tip = place / "tip"
+        make_venv(tip, COURSE / "requirements.txt")
+    release = graft_into(tip, base).base.upstream.release
     install_packages(tip)
     pythons = []
     for route, commit in NATIVE.items():
-        venv = MADE / base / route
+        venv = place / route
         borrow(tip, venv)
         graft_into(venv, base, commit, folder="capabilities")
         pythons += ["--python", f"{route}={venv / 'bin' / 'python'}"]
     console.rule("the table of capabilities", align="left")
-    command = [tip / "bin" / "python", HERE / "record.py", base, *pythons]
+    command = [tip / "bin" / "python", HERE / "record.py", str(release), *pythons]
     env = environment(threads=1) | with_tools(tip)
     command += ["--publish"] if publish else []
     sys.exit(subprocess.run(command, env=env).returncode)

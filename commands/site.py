@@ -62,6 +62,8 @@ def _forget_lessons(venv: Path) -> None:
     pages = paths.ROOT / "site" / "course"
     stamp = pages / ".made-of"
     shared = [(COURSE / f"{name}.py").read_text() for name in ("drawing", "exercise")]
+    files = sorted((COURSE / "capabilities").rglob("*.*"))
+    shared += [file.read_text() for file in files if file.suffix in (".py", ".json")]
     lessons = sorted(f.name for f in COURSE.glob("[0-9][0-9]_*.py"))
     made_of = "\n".join([(venv / STAMP).read_text(), *lessons, *shared])
     if not stamp.exists() or stamp.read_text() != made_of:

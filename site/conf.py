@@ -4,7 +4,8 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "course")]
+COURSE = HERE.parent / "course"
+sys.path[:0] = [str(HERE), str(HERE.parent), str(COURSE), str(COURSE / "capabilities")]
 
 import torch  # noqa: E402
 
@@ -57,6 +58,7 @@ html_favicon = "static/favicon.svg"
 html_static_path = ["static"]
 templates_path = ["templates"]
 html_css_files = ["site.css"]
+html_js_files = ["capabilities.js"]
 html_copy_source = False
 html_search_scorer = str(HERE / "scorer.js")
 html_show_copyright = False

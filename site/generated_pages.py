@@ -1,4 +1,4 @@
-"""The pages made of the overlay: commits, their table and what passed, releases, notes."""
+"""The pages made of what is here: commits, what passed, releases, notes, capabilities."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import html
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+
+import capability_table
 
 from commands.bench import figures
 from fork.overlay import RELEASES, Commit, Stack
@@ -112,6 +114,7 @@ def write_pages(source: Path) -> None:
     pages["generated/results-table.inc"] = results_table(stack)
     pages["generated/figures-table.inc"] = figures_table()
     pages["generated/releases-table.inc"] = releases_table()
+    pages |= capability_table.pages()
     pages |= {f"notes/{name}": note(name) for name in NOTES}
     for folder in ("generated", "notes"):
         shutil.rmtree(source / folder, ignore_errors=True)

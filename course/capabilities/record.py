@@ -39,7 +39,8 @@ def draw_costs(axes, costs: dict[str, dict[str, float]]) -> None:
     axes.set_yticks(range(len(titles)), titles, fontsize=9)
     axes.set_xlabel("microseconds")
     axes.margins(x=0.1)
-    axes.legend(loc="lower right", fontsize=8)
+    below = {"loc": "upper center", "bbox_to_anchor": (0.4, -0.12), "ncol": 2}
+    axes.legend(**below, fontsize=8, frameon=False)
 
 
 def differences(found: dict, recorded: dict) -> list[str]:

@@ -1024,3 +1024,35 @@ WRONG[15] = {
     ),
 }
 RIGHT[15] = {"by any result": asks_the_node}
+
+# 16: the FLOPs of attn
+
+
+def flops(q, k, v):
+    return SOLUTIONS[16]["flops"](q, k, v)
+
+
+WRONG[16] = {
+    "forgets": (forgets, "without a batch: flops returns None"),
+    "a float": (
+        lambda *shapes: float(flops(*shapes)),
+        "flops returns float, where int is expected.",
+    ),
+    "no batch": (
+        lambda q, k, v: 2 * q[0] * k[0] * (k[1] + v[1]),
+        "with a batch of (3,): ",
+    ),
+    "one batch dimension": (
+        lambda q, k, v: flops(q, k, v) if len(q) < 4 else flops(q[1:], k[1:], v[1:]),
+        "with a batch of (2, 3): ",
+    ),
+    "e is d": (lambda q, k, v: flops(q, k, k), "without a batch: "),
+}
+RIGHT[16] = {
+    "two products": lambda q, k, v: (
+        2 * q.numel() * k[-2] + 2 * q[:-1].numel() * v[-2] * v[-1]
+    ),
+    "of empty tensors": lambda q, k, v: (
+        2 * (torch.empty(q) @ torch.empty(k).mT).numel() * (k[-1] + v[-1])
+    ),
+}

@@ -80,9 +80,44 @@ def test_the_decision_table(browser, site):
         assert "gradcheck" in browser.driver.execute_script(shown)
 
 
+CELLS = """return [...document.querySelectorAll("table.capabilities tbody tr")].map(row =>
+    [...row.cells].filter(cell => cell.offsetWidth).map(cell => cell.innerText.trim()));"""
+
+
+def test_the_capabilities_are_sorted_by_one(browser, site):
+    """Yes first, then no, then silently wrong; by the same head again, as they were."""
+    browser.open(f"{site}/capabilities.html", DESK)
+    before = browser.driver.execute_script(CELLS)
+    assert len(before) == 11 and {len(row) for row in before} == {21}
+    head = browser.driver.find_element("css selector", "th[data-probe=forward_ad] button")
+    head.click()
+    column = [row[3] for row in browser.driver.execute_script(CELLS)]
+    ranks = ["✓✗≠".index(cell[0]) for cell in column]
+    assert ranks == sorted(ranks) and {*ranks} == {0, 1, 2}
+    assert head.find_element("xpath", "..").get_attribute("aria-sort") == "ascending"
+    head.click()
+    assert browser.driver.execute_script(CELLS) == before
+
+
+def test_a_narrow_page_shows_one_capability_in_words(browser, site):
+    browser.open(f"{site}/capabilities.html", NARROW)
+    rows = browser.driver.execute_script(CELLS)
+    assert len(rows) == 11 and all(len(row) == 2 and "yes" in row[1] for row in rows)
+    choose = """const choice = document.getElementById("capability");
+        choice.value = "forward_ad";
+        choice.dispatchEvent(new Event("change"));"""
+    browser.driver.execute_script(choose)
+    words = {
+        row[1].split("Δ")[-1].strip("✓✗≠ ").split(",")[0]
+        for row in browser.driver.execute_script(CELLS)
+    }
+    assert words == {"yes", "no", "silently wrong"}
+
+
 # One of each kind.
 KINDS = (
     *("index.html", "use.html", "testing.html", "api.html", "notes/attn.html", "search.html"),
+    *("capabilities.html", "generated/capability-sources.html"),
     *("generated/series.html", "generated/stack/15-cpp.html", "genindex.html"),
     *("course/index.html", "course/05_kill_head.html", "course/10_cpp_extension.html"),
 )
