@@ -1,7 +1,5 @@
 """The table of capabilities: made again and compared with its record, and what its parts do."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
