@@ -186,22 +186,32 @@ assert outcomes("explicit", "forward_ad", "vmap", "autocast", "dtensor") == {"no
 
 # %%
 # One thing to know of named results: an exported program that returns the namedtuple
-# itself cannot be saved. The probe's module returns ``tuple(...)``.
+# itself, ``attn``'s or that of ``torch.max``, cannot be saved. The probe's module returns
+# ``tuple(...)``.
 
 
 class Named(torch.nn.Module):
-    def forward(self, q, k, v):
-        return torch.attn(q, k, v)
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs):
+        return self.function(*inputs)
 
 
-program = torch.export.export(Named(), tuple(probes.inputs(dtype=torch.float)))
-try:
-    torch.export.save(program, io.BytesIO())
-except Exception as error:
-    print(run.first_line(error))
-    assert "torch.return_types.attn" in str(error)
-else:
-    raise AssertionError("it can be saved")
+q, k, v = probes.inputs(dtype=torch.float)
+for name, function, given in (
+    ("attn", torch.attn, (q, k, v)),
+    ("max", lambda x: torch.max(x, 1), (q,)),
+):
+    program = torch.export.export(Named(function), given)
+    try:
+        torch.export.save(program, io.BytesIO())
+    except Exception as error:
+        print(run.first_line(error))
+        assert f"torch.return_types.{name}" in str(error)
+    else:
+        raise AssertionError(f"that of {name} can be saved")
 
 # %%
 # What upstream could improve
