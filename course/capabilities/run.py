@@ -107,6 +107,8 @@ def in_a_process(work: Callable[[], dict]) -> dict:
 
 def probe_route(name: str, probes: dict) -> dict[str, dict]:
     """What each probe says of a route, or of each what is wrong with the route itself."""
+    import torch
+
     try:
         route = Route(name)
     except Exception as error:
@@ -115,6 +117,9 @@ def probe_route(name: str, probes: dict) -> dict[str, dict]:
 
     def patiently(probe: Callable) -> dict:
         signal.alarm(PATIENCE)
+        # A copy makes its pool of threads anew when it is first asked for. Of a build for CUDA
+        # two of autograd's threads would ask at once, which may end in an abort.
+        torch.set_num_threads(1)
         return outcome(probe, route)
 
     return {p.__name__: in_a_process(lambda p=p: patiently(p)) for p in probes}
