@@ -43,6 +43,15 @@ def titles() -> dict[str, str]:
     return {name: way.title for name, way in ROUTES.items()}
 
 
+def anchor(kind: str, name: str) -> str:
+    """The place of a route or a probe on the page of the sources, as Sphinx writes it."""
+    return f"{kind}-{name.replace('_', '-')}"
+
+
+def source_of(kind: str, name: str) -> str:
+    return f"{SOURCES}#{anchor(kind, name)}"
+
+
 def others(found: dict[str, dict], route: str, probe: str) -> dict[str, dict]:
     """The cells of the releases in which the outcome is not the default's."""
     (_, first), *rest = found.items()
@@ -71,7 +80,7 @@ def table(found: dict[str, dict]) -> str:
         for probe, words in heads().items()
     ]
     rows = [
-        f'<tr><th scope="row"><a href="{SOURCES}#route-{route}">{html.escape(title)}</a></th>'
+        f'<tr><th scope="row"><a href="{source_of("route", route)}">{html.escape(title)}</a></th>'
         + "".join(_cell(found, route, probe) for probe in heads())
         + "</tr>"
         for route, title in titles().items()
@@ -109,10 +118,10 @@ def details(found: dict[str, dict]) -> str:
         words = (("yes", "yes"), ("no", "no"), ("wrong", "silently wrong"))
         summary = ", ".join(f"{counts[key]} {word}" for key, word in words if counts[key])
         parts.append(f"<details><summary>{html.escape(title)}: {summary}</summary>")
-        source = f'<a href="{SOURCES}#route-{route}">The source of the route</a>.'
+        source = f'<a href="{source_of("route", route)}">The source of the route</a>.'
         parts.append(f'<div class="cells"><p>{source}</p><ul>')
         for probe, head in heads().items():
-            link = f'<a href="{SOURCES}#probe-{probe}">{head}</a>'
+            link = f'<a href="{source_of("probe", probe)}">{head}</a>'
             text = _said(first[route][probe])
             for release, cell in others(found, route, probe).items():
                 text += f"<br>{DIFFERS} on {release}: {_said(cell)}"
@@ -131,7 +140,8 @@ def differences(found: dict[str, dict]) -> str:
             if others(found, route, probe):
                 outcomes = (t["cells"][route][probe]["outcome"] for t in found.values())
                 cells = (f"{SIGNS[outcome]} {WORDS[outcome]}" for outcome in outcomes)
-                rows.append(f"| {title} | [{head}](#{route}-{probe}) | {' | '.join(cells)} |")
+                link = f'<a href="#{route}-{probe}">{head}</a>'
+                rows.append(f"| {title} | {link} | {' | '.join(cells)} |")
     if not rows:
         return "On the releases recorded, no cell differs.\n"
     columns = ["route", "capability", *found]
@@ -168,7 +178,7 @@ def sources() -> str:
     parts = ["# Routes and probes", "The formulas that all routes share:"]
     parts += [_code(FOLDER / "formulas.py"), "## Routes"]
     for route, way in ROUTES.items():
-        parts += [f"(route-{route})=", f"### {way.title}"]
+        parts += [f"({anchor('route', route)})=", f"### {way.title}"]
         files = sorted((FOLDER / "routes").glob(f"{way.module}.*"))
         parts += [_code(file) for file in files if file.suffix in (".py", ".cpp")]
         if way.module == "native":
@@ -180,7 +190,8 @@ def sources() -> str:
     shared = [name for name in source if name not in heads()]
     parts.append(_code(FOLDER / "probes.py", "\n\n\n".join(source[name] for name in shared)))
     for probe, words in heads().items():
-        parts += [f"(probe-{probe})=", f"### {words}", _code(FOLDER / "probes.py", source[probe])]
+        parts += [f"({anchor('probe', probe)})=", f"### {words}"]
+        parts.append(_code(FOLDER / "probes.py", source[probe]))
     parts += ["## The program without Python", _code(FOLDER / "caller.cpp")]
     return "\n\n".join(parts)
 

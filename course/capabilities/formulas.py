@@ -1,4 +1,4 @@
-"""The function that every route registers, and its derivatives: written once, in tensor operations.
+"""The function that every route registers, and its derivatives, in tensor operations.
 
 q is (*, m, d), k is (*, n, d), v is (*, n, e); output is (*, m, e), attn is (*, m, n).
 """

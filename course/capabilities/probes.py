@@ -248,7 +248,8 @@ def dtensor(route):
     given = inputs(requires_grad=True)
     rows, placements = given[0][:1], ([Shard(0)], [Replicate()], [Replicate()])
     local = (rows, *given[1:])
-    sharded = [DTensor.from_local(*pair) for pair in zip(local, [mesh] * 3, placements)]  # noqa: B905
+    each = zip(local, placements, strict=True)
+    sharded = [DTensor.from_local(x, mesh, place) for x, place in each]
     with CommDebugMode() as said:
         results = route.attn(*sharded)
     if said.get_total_counts():

@@ -38,7 +38,7 @@ def draw_costs(axes, costs: dict[str, dict[str, float]]) -> None:
             axes.text(value, place, f" {value:g}", va="center", fontsize=8)
     axes.set_yticks(range(len(titles)), titles, fontsize=9)
     axes.set_xlabel("microseconds")
-    axes.margins(x=0.1)
+    axes.margins(x=0.2)
     below = {"loc": "upper center", "bbox_to_anchor": (0.4, -0.12), "ncol": 2}
     axes.legend(**below, fontsize=8, frameon=False)
 

@@ -1,4 +1,4 @@
-"""An operator with a kernel of its own for the dispatch key Autograd: there a Function calls it."""
+"""An operator whose kernel for the dispatch key Autograd is a Function that calls it."""
 
 import formulas
 import torch
