@@ -23,8 +23,11 @@ HEIGHT = 900
 # are not typeset or that MathJax could not read, code of which the end is beyond an edge.
 LOOK = """
 const done = arguments[arguments.length - 1];
-const ready = window.MathJax && MathJax.startup ? MathJax.startup.promise : Promise.resolve();
-ready.then(() => {
+// WebDriver may return while the page is still loading.
+const loaded = document.readyState === "complete"
+  ? Promise.resolve()
+  : new Promise(resolve => window.addEventListener("load", resolve));
+loaded.then(() => window.MathJax?.startup?.promise).then(() => {
   // On a narrow page it is the content that scrolls.
   const boxes = [document.documentElement, ...document.querySelectorAll(".content")];
   const wide = Math.max(...boxes.map(box => box.scrollWidth - box.clientWidth));
