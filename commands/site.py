@@ -61,11 +61,11 @@ def _forget_lessons(venv: Path) -> None:
     """
     pages = paths.ROOT / "site" / "course"
     stamp = pages / ".made-of"
-    shared = [(COURSE / f"{name}.py").read_text() for name in ("drawing", "exercise")]
-    files = sorted((COURSE / "capabilities").rglob("*.*"))
-    shared += [file.read_text() for file in files if file.suffix in (".py", ".json")]
+    read = [*(COURSE / "capabilities").rglob("*.py"), *(COURSE / "capabilities").rglob("*.json")]
+    read += [COURSE / f"{name}.py" for name in ("drawing", "exercise")]
     lessons = sorted(f.name for f in COURSE.glob("[0-9][0-9]_*.py"))
-    made_of = "\n".join([(venv / STAMP).read_text(), *lessons, *shared])
+    about = "\n".join([(venv / STAMP).read_text(), *lessons])
+    made_of = paths.digest({file.relative_to(COURSE).as_posix(): file for file in read}, about)
     if not stamp.exists() or stamp.read_text() != made_of:
         shutil.rmtree(pages, ignore_errors=True)
         pages.mkdir()

@@ -48,9 +48,8 @@ torch.manual_seed(0)
 #    :language: python
 #    :start-at: @torch
 #
-# What the routes do *not* have is what any operator can get by one more registration:
-# a FLOP formula, autocast, a sharding strategy. A *no* in these columns is what you
-# have before that.
+# Any operator can get a FLOP formula, autocast and a sharding strategy, by one more
+# registration each. The routes have none of these: their columns say what you have before.
 #
 # How to read a cell
 # ------------------

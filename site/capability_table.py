@@ -8,6 +8,9 @@ from collections import Counter
 from io import StringIO
 from pathlib import Path
 
+import probes
+import record
+import run
 from packaging.version import Version
 
 from fork.overlay import default_release
@@ -22,8 +25,6 @@ FENCE = "`" * 5
 
 def records() -> dict[str, dict]:
     """What was found on each release, the default one first, then the newest."""
-    import record
-
     releases = [file.stem for file in record.PUBLISHED.glob("*.json")]
     releases.sort(key=lambda r: (r != default_release(), -Version(r).release[1]))
     return {release: record.read(release) for release in releases}
@@ -31,16 +32,12 @@ def records() -> dict[str, dict]:
 
 def heads() -> dict[str, str]:
     """The words for each probe, by its name."""
-    from probes import PROBES
-
-    return {probe.__name__: words for probe, words in PROBES.items()}
+    return {probe.__name__: words for probe, words in probes.PROBES.items()}
 
 
 def titles() -> dict[str, str]:
     """The words for each route, by its name."""
-    from run import ROUTES
-
-    return {name: way.title for name, way in ROUTES.items()}
+    return {name: way.title for name, way in run.ROUTES.items()}
 
 
 def anchor(kind: str, name: str) -> str:
@@ -61,14 +58,13 @@ def others(found: dict[str, dict], route: str, probe: str) -> dict[str, dict]:
 
 
 def _cell(found: dict[str, dict], route: str, probe: str) -> str:
-    from record import WORDS
-
     outcome = next(iter(found.values()))["cells"][route][probe]["outcome"]
     mark = word = ""
     if differ := others(found, route, probe):
         mark, word = f"<sup>{DIFFERS}</sup>", f", not so on {' and '.join(differ)}"
     sign = f'<span aria-hidden="true">{SIGNS[outcome]}{mark}</span>'
-    link = f'<a href="#{route}-{probe}">{sign}<span class="word">{WORDS[outcome]}{word}</span></a>'
+    words = f'<span class="word">{record.WORDS[outcome]}{word}</span>'
+    link = f'<a href="#{route}-{probe}">{sign}{words}</a>'
     return f'<td data-probe="{probe}" data-outcome="{outcome}">{link}</td>'
 
 
@@ -104,9 +100,7 @@ def table(found: dict[str, dict]) -> str:
 
 
 def _said(cell: dict) -> str:
-    from record import said
-
-    return html.escape(said(cell))
+    return html.escape(record.said(cell))
 
 
 def details(found: dict[str, dict]) -> str:
@@ -132,14 +126,12 @@ def details(found: dict[str, dict]) -> str:
 
 def differences(found: dict[str, dict]) -> str:
     """A table of the cells whose outcome is not the same on all releases."""
-    from record import WORDS
-
     rows = []
     for route, title in titles().items():
         for probe, head in heads().items():
             if others(found, route, probe):
                 outcomes = (t["cells"][route][probe]["outcome"] for t in found.values())
-                cells = (f"{SIGNS[outcome]} {WORDS[outcome]}" for outcome in outcomes)
+                cells = (f"{SIGNS[outcome]} {record.WORDS[outcome]}" for outcome in outcomes)
                 link = f'<a href="#{route}-{probe}">{head}</a>'
                 rows.append(f"| {title} | {link} | {' | '.join(cells)} |")
     if not rows:
@@ -152,14 +144,13 @@ def costs(found: dict[str, dict], narrow: bool) -> str:
     """The plot of the default release's costs, an SVG."""
     import matplotlib
     from matplotlib.figure import Figure
-    from record import draw_costs
 
     release, first = next(iter(found.items()))
     by_title = {titles()[route]: cost for route, cost in first["microseconds"].items()}
     with matplotlib.rc_context({"svg.hashsalt": "capabilities"}):
         figure = Figure(figsize=(4, 5.4) if narrow else (8, 4.6), layout="constrained")
         axes = figure.subplots()
-        draw_costs(axes, by_title)
+        record.draw_costs(axes, by_title)
         axes.set_title(f"torch {release}, {first['cpu']}", fontsize=9)
         out = StringIO()
         figure.savefig(out, format="svg", metadata={"Date": None})
@@ -173,11 +164,9 @@ def _code(path: Path, text: str = "") -> str:
 
 def sources() -> str:
     """A page of the routes and the probes, each with an anchor."""
-    from run import ROUTES
-
     parts = ["# Routes and probes", "The formulas that all routes share:"]
     parts += [_code(FOLDER / "formulas.py"), "## Routes"]
-    for route, way in ROUTES.items():
+    for route, way in run.ROUTES.items():
         parts += [f"({anchor('route', route)})=", f"### {way.title}"]
         files = sorted((FOLDER / "routes").glob(f"{way.module}.*"))
         parts += [_code(file) for file in files if file.suffix in (".py", ".cpp")]

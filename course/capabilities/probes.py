@@ -55,6 +55,11 @@ def scalar(attn):
     return lambda *inputs: sum((result * result).sum() for result in attn(*inputs))
 
 
+def gradients(attn):
+    given = inputs(requires_grad=True)
+    return torch.autograd.grad(scalar(attn)(*given), given)
+
+
 def both(attn, function, what):
     """Compares what `function` makes of the route's attn and of the composite."""
     same(function(attn), function(forward), what)
@@ -64,10 +69,6 @@ def both(attn, function, what):
 
 
 def gradient(route):
-    def gradients(attn):
-        given = inputs(requires_grad=True)
-        return torch.autograd.grad(scalar(attn)(*given), given)
-
     both(route.attn, gradients, "the gradient")
 
 
@@ -138,10 +139,6 @@ def compile(route):
 
 
 def compile_gradient(route):
-    def gradients(attn):
-        given = inputs(requires_grad=True)
-        return torch.autograd.grad(scalar(attn)(*given), given)
-
     compiled = torch.compile(route.attn, fullgraph=True)
     same(gradients(compiled), gradients(forward), "the gradient")
 
@@ -204,7 +201,7 @@ def aot_inductor(route):
         same(loaded(*LONGER), forward(*LONGER), "the result", 1e-4)
 
 
-# What else PyTorch does with an operator
+# Autocast, subclasses, sharding, checks, C++
 
 
 def autocast(route):

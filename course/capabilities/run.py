@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE)]
 PATIENCE = 300  # seconds for a probe
 ROUNDS = 5  # of the costs
 
