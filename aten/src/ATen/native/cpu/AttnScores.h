@@ -79,13 +79,15 @@ class Scores {
       const auto terms = std::min(layout_.kc, a.cols - p);
       const auto left = a.block(0, p, a.rows, terms);
       const auto right = b.block(0, p, b.rows, terms);
-      if (layout_.way == Way::dots) {
-        add_dots(p > 0, left, right, c, ldc);
-        continue;
-      }
-      if (layout_.way == Way::dots_swapped) {
-        add_dots(p > 0, right, left, swapped_, swapped_ld(a.rows));
-        continue;
+      if constexpr (Dot<S>::available) {
+        if (layout_.way == Way::dots) {
+          add_dots(p > 0, left, right, c, ldc);
+          continue;
+        }
+        if (layout_.way == Way::dots_swapped) {
+          add_dots(p > 0, right, left, swapped_, swapped_ld(a.rows));
+          continue;
+        }
       }
       if (layout_.way == Way::panels_swapped) {
         const auto panels = Fma::pack(panels_, left.t());
