@@ -24,6 +24,7 @@ from mpmath import (
     floor,
     frexp,
     linspace,
+    log,
     lu_solve,
     matrix,
     mp,
@@ -287,29 +288,37 @@ def addition(intervals: Intervals, degree: int) -> tuple[Constant, Constant]:
     return table("double", columns, intervals.size), one_row("double", r)
 
 
-def derive() -> dict[str, Constant]:
-    """All constants, by name, in the order of the header."""
-    angles, series = addition(Intervals(16, 8, "0.915", "6.455", "19.1"), degree=11)
-    high = mpf(5) / 8
-    # tanh(x) = x + x³ p(x²)
-    small = polynomial(
+def odd(kind: str, high: mpf, degree: int) -> Constant:
+    """p, where tanh(r) = r + r³ p(r²) for |r| <= high."""
+    p = polynomial(
         lambda u: (tanh(sqrt(u)) / sqrt(u) - 1) / u,
         high**2 / 1000,
         high**2,
-        4,
+        degree,
         lambda u: tanh(sqrt(u)) / sqrt(u) / u,
     )
+    return one_row(kind, p)
+
+
+def derive() -> dict[str, Constant]:
+    """All constants, by name, in the order of the header."""
+    angles, series = addition(Intervals(16, 8, "0.915", "6.455", "19.1"), degree=11)
+    # |x| = n L + r, where n is an integer of five bits.
+    L = log(2) / 2
+    first = floor(L * 2**43) / 2**43
     quotient = rational(mpf("5.5"), degree_p=2, degree_q=3)
     return {
         "attn_tanh_avx512": polynomials(
             Intervals(32, 8, "1", "0.625", "9.2"), degree=4
         ),
-        "attn_tanh_avx2": polynomials(Intervals(8, 2, "1", "0.75", "9.2"), degree=7),
-        "attn_tanh_small": one_row("float", small),
+        "attn_tanh_log_float": one_row("float", [1 / L, L]),
+        "attn_tanh_float": odd("float", L / 2, degree=2),
         "attn_tanh_p": one_row("float", quotient[0]),
         "attn_tanh_q": one_row("float", quotient[1]),
         "attn_tanh_angles": angles,
         "attn_tanh_series": series,
+        "attn_tanh_log_double": one_row("double", [1 / L, first, L - first]),
+        "attn_tanh_double": odd("double", L * 3 / 4, degree=6),
     }
 
 
