@@ -1,7 +1,10 @@
 # Owner(s): ["module: intel"]
 
-"""attn in bfloat16 and half by oneDNN's products: what it asks of them, and how many it keeps."""
+"""attn in bfloat16 and half by products of pairs: VDPBF16PS's and oneDNN's, what it asks of
+these, and how many it keeps.
+"""
 
+import ctypes
 import json
 import os
 import random
@@ -14,12 +17,14 @@ from test_attn_kernel import (
     both_ways,
     by_edge,
     EDGES,
+    exact,
     in_process,
     KernelTestCase,
     printed_by,
     run_edges,
     sized,
 )
+from test_attn_products import CAPABILITY, FLAGS
 
 import torch
 from torch.testing._internal.common_device_type import (
@@ -27,6 +32,7 @@ from torch.testing._internal.common_device_type import (
     instantiate_device_type_tests,
 )
 from torch.testing._internal.common_utils import IS_LINUX, run_tests, TEST_WITH_ASAN
+from torch.utils.cpp_extension import load
 
 
 aten = torch.ops.aten
@@ -75,91 +81,96 @@ int main() {
   std::printf("%d\\n", int(kernels.size()));
 }
 """
-# Which products the kernel takes for one with a right operand in VNNI layout.
-PRODUCTS = """
-#include <ATen/native/cpu/AttnBrgemm.h>
+# attn and its backward by oneDNN's products, also where attn itself multiplies otherwise.
+BY_BRGEMM = """
+#include <ATen/native/cpu/AttnKernels.h>
+#include <ATen/native/cpu/AttnTensors.h>
 
-#include <c10/util/BFloat16.h>
-#include <c10/util/Half.h>
+using namespace at::native::attn_cpu;
+using S = at::BFloat16;
 
-#include <cstdio>
-#include <stdexcept>
-
-// sums (+)= a x for x(p, j)
-template <typename S, typename F>
-static void multiply(
-    at::native::attn_cpu::BrgemmSizes sizes, bool add, const S* a, float* sums, const F& x) {
-  for (int64_t i = 0; i < sizes.rows; ++i) {
-    for (int64_t j = 0; j < sizes.cols; ++j) {
-      float& sum = sums[i * at::native::attn_cpu::BRGEMM_LD + j];
-      sum = add ? sum : 0;
-      for (int64_t p = 0; p < sizes.terms; ++p) {
-        sum += float(a[i * at::native::attn_cpu::BRGEMM_LD + p]) * float(x(p, j));
-      }
-    }
+template <typename X>
+struct Dense {
+  X* data;
+  int64_t sizes[2], strides[2];
+  Dense(void* x, int64_t rows, int64_t cols)
+      : data(static_cast<X*>(x)), sizes{rows, cols}, strides{cols, 1} {}
+  operator MatrixBatch<X>() const {
+    return {data, sizes, strides, 2};
   }
-}
+};
 
-template <typename S>
-static void print() {
-  using Sizes = at::native::attn_cpu::BrgemmSizes;
-  const auto vnni = [](Sizes n, bool add, const S* a, const S* x, float* y) {
-    multiply(n, add, a, y, [&](int64_t p, int64_t j) {
-      return x[p / 2 * 2 * n.cols + 2 * j + p % 2];
-    });
-  };
-  const auto plain = [](Sizes n, bool add, const S* a, const S* x, float* y) {
-    multiply(n, add, a, y, [&](int64_t p, int64_t j) { return x[p * n.cols + j]; });
-  };
-  const auto sets = [&](Sizes n, bool, const S* a, const S* x, float* y) {
-    vnni(n, false, a, x, y);
-  };
-  const auto adds = [&](Sizes n, bool, const S* a, const S* x, float* y) {
-    vnni(n, true, a, x, y);
-  };
-  const auto nothing = [](Sizes, bool, const S*, const S*, float*) {};
-  const auto zeros = [](Sizes n, bool, const S*, const S*, float* y) {
-    std::fill_n(y, n.rows * at::native::attn_cpu::BRGEMM_LD, 0.0f);
-  };
-  const auto fails = [](Sizes, bool, const S*, const S*, float*) {
-    throw std::runtime_error("no such instruction");
-  };
-  using at::native::attn_cpu::multiplies_vnni;
-  std::printf(
-      "%d %d %d %d %d %d %d\\n",
-      multiplies_vnni<S>(vnni),
-      multiplies_vnni<S>(plain),
-      multiplies_vnni<S>(sets),
-      multiplies_vnni<S>(adds),
-      multiplies_vnni<S>(nothing),
-      multiplies_vnni<S>(zeros),
-      multiplies_vnni<S>(fails));
-}
-
-int main() {
-  print<at::BFloat16>();
-  print<at::Half>();
+extern "C" void by_brgemm(int64_t m, int64_t n, int64_t d, int64_t e, void** x) {
+  const Sizes sizes{1, m, n, d, e};
+  const Dense<const S> q(x[0], m, d), k(x[1], n, d), v(x[2], n, e), grad_output(x[3], m, e),
+      grad_attn(x[4], m, n), given(x[6], m, n);
+  const Dense<S> output(x[5], m, e), attn(x[6], m, n), grad_q(x[7], m, d), grad_k(x[8], n, d),
+      grad_v(x[9], n, e);
+  const auto runtime = aten_runtime();
+  forward_by<S, VnniForward<Brgemm<S>>>({sizes, output, attn, q, k, v}, runtime);
+  backward_by<S, VnniBackward<Brgemm<S>>>(
+      {sizes, grad_q, grad_k, grad_v, grad_output, grad_attn, q, k, v, given}, runtime);
 }
 """
 
 
+def by_brgemm(folder):
+    """BY_BRGEMM, compiled: RESULTS from INPUTS and both gradients."""
+    source = os.path.join(folder, "by_brgemm.cpp")
+    with open(source, "w") as file:
+        file.write(BY_BRGEMM)
+    capability = [f"-DCPU_CAPABILITY={CAPABILITY}", f"-DCPU_CAPABILITY_{CAPABILITY}"]
+    flags = ["-O1", "-w", *capability, *FLAGS[CAPABILITY]]
+    load(
+        "by_brgemm",
+        [source],
+        extra_cflags=flags,
+        build_directory=folder,
+        is_python_module=False,
+    )
+    library = ctypes.CDLL(os.path.join(folder, "by_brgemm.so"))
+
+    def run(q, k, v, grad_output, grad_attn):
+        given = q, k, v, grad_output, grad_attn
+        results = [torch.empty_like(x) for x in (grad_output, grad_attn, q, k, v)]
+        sizes = *q.shape[:1], *k.shape, *v.shape[1:]
+        tensors = [x.contiguous() for x in (*given, *results)]
+        pointers = (ctypes.c_void_p * 10)(*(x.data_ptr() for x in tensors))
+        library.by_brgemm(*map(ctypes.c_int64, sizes), pointers)
+        return results
+
+    return run
+
+
 def kernels(seed=0):
-    """For a process of its own: prints how many kernels oneDNN makes for many shapes."""
+    """For a process of its own: prints how many kernels oneDNN makes for many shapes, and for
+    which of these a result is another than attn's, though all sums are exact.
+    """
     torch.set_num_threads(1)  # each has kernels of its own
     sizes = random.Random(seed)
+    wrong = []
     with tempfile.TemporaryDirectory() as folder:
+        run = by_brgemm(folder)
         os.chdir(folder)  # where oneDNN writes them to
         for _ in range(200):
-            m, n = sizes.randrange(16, 700), sizes.randrange(32, 700)
-            d, e = (sizes.choice((64, sizes.randrange(16, 1025))) for _ in "de")
-            q, k, v = (
-                torch.zeros(*size, dtype=torch.bfloat16)
-                for size in ((m, d), (n, d), (n, e))
-            )
-            both_ways(q, k, v, *torch.attn(q, k, v), torch.attn(q, k, v).attn)
+            m, n = sizes.randrange(1, 700), sizes.randrange(1, 700)
+            d, e = (sizes.choice((64, sizes.randrange(1, 1025))) for _ in "de")
+            inputs, grads = exact(sized(m, n, d, e), torch.bfloat16)
+            found = run(*inputs, *grads)
+            expected = both_ways(*inputs, *grads, found[1])
+            if not all(map(torch.equal, found, expected)):
+                wrong.append((m, n, d, e))
         made = sum(file.startswith("dnnl_dump") for file in os.listdir(folder))
         os.chdir("/")
-    print(json.dumps(made))
+    print(json.dumps({"made": made, "wrong": wrong}))
+
+
+def multiplies_bfloat16():
+    """Whether oneDNN does, by AVX-512 or AMX, and attn is compiled for AVX-512."""
+    if not IS_LINUX or CAPABILITY != "AVX512":
+        return False
+    with open("/proc/cpuinfo") as file:
+        return "avx512_bf16" in file.read() and torch.backends.mkldnn.is_available()
 
 
 class TestAttnBrgemm(KernelTestCase):
@@ -195,7 +206,7 @@ class TestAttnBrgemm(KernelTestCase):
                 grad_q, _, _ = aten._attn_backward(
                     None, gradients, q, k, k, attn, (True, False, False)
                 )
-                # Where oneDNN multiplies, subnormal products are zero.
+                # Products of pairs that are subnormal are zero, and so is what is rounded from such.
                 atol = n * finfo.smallest_normal if n > 1 else 0
                 self.assertEqual(grad_q[:, :1], numbers, rtol=0, atol=atol)
                 _, attn = torch.attn(q, padded(torch.ones_like(k[:, :1])), k)
@@ -203,37 +214,23 @@ class TestAttnBrgemm(KernelTestCase):
 
     @unittest.skipIf(TEST_WITH_ASAN, "too slow with ASan")
     def test_cpu_without_bfloat16(self, device):
-        """oneDNN has AVX-512 then, but no kernel for bfloat16."""
+        """oneDNN has AVX-512 then, but no kernel for bfloat16: attn doesn't ask for one."""
         report, log = in_process(run_edges, ONEDNN_MAX_CPU_ISA="AVX512_CORE")
         self.assertGreater(report["tests"], 5 * len(EDGES))
         self.assertTrue(report["passed"], msg=log)
-
-    # Which right operand oneDNN takes depends on the machine, of which there may be none
-    # here. On one with instructions for half, but not those of AMX, it is not in VNNI layout.
-    @unittest.skipIf(sys.platform == "win32", "the linker's options are those of ELF")
-    def test_which_products_are_in_vnni(self, device):
-        printed = printed_by("products", PRODUCTS)
-        self.assertEqual(printed, 2 * "1 0 0 0 0 0 0\n")
 
     @unittest.skipIf(sys.platform == "win32", "the linker's options are those of ELF")
     def test_few_sizes(self, device):
         self.assertLessEqual(int(printed_by("sizes", SIZES)), MAX_KERNELS)
 
     # cpublas keeps a kernel for each set of sizes and strides as long as the thread lives.
-    @unittest.skipUnless(IS_LINUX, "/proc")
+    @unittest.skipUnless(multiplies_bfloat16(), "oneDNN has no such products here")
+    @unittest.skipIf(TEST_WITH_ASAN, "the library has no sanitizer in it")
     def test_few_kernels(self, device):
-        made, _ = in_process(kernels, ONEDNN_JIT_DUMP="1")
-        self.assertLessEqual(made, MAX_KERNELS)
-        with open("/proc/cpuinfo") as file:
-            said = file.read()
-        pays = "amx_bf16" in said or "sse4a" in said
-        if (
-            "avx512_bf16" in said
-            and pays
-            and torch.backends.mkldnn.is_available()
-            and torch.backends.cpu.get_cpu_capability() == "AVX512"
-        ):
-            self.assertGreater(made, 0)
+        report, _ = in_process(kernels, ONEDNN_JIT_DUMP="1")
+        self.assertEqual(report["wrong"], [])
+        self.assertGreater(report["made"], 0)
+        self.assertLessEqual(report["made"], MAX_KERNELS)
 
 
 instantiate_device_type_tests(TestAttnBrgemm, globals(), only_for="cpu")

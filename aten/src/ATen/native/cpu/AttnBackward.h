@@ -35,31 +35,22 @@ class GradBlocks {
             progress) {}
 
   // Adds a tile's product to a block. multiply(accumulate, dst) writes the
-  // product to dst, or adds it. After the last addend, calls finish(block,
-  // total) if the total is not the block itself. If a single tile adds to a
-  // block, its total is in the block or, if `in_sums`, in `own`.
-  template <bool in_sums, typename F, typename G>
+  // product to dst, or adds it.
+  template <typename F>
   void add(
       int64_t task,
       int64_t index,
       int64_t turn,
       const Matrix<S>& block,
-      [[maybe_unused]] T* own,
-      const F& multiply,
-      const G& finish) {
+      const F& multiply) {
     if (addends_ == 1) {
-      if constexpr (in_sums) {
-        multiply(false, own);
-        finish(block, own);
-      } else {
-        multiply(false, block.data);
-      }
+      multiply(false, block.data);
       return;
     }
     T* total = total_of(block, index);
     const auto finish_last = [&](int64_t added) {
       if (has_totals && added == addends_ - 1) {
-        finish(block, total);
+        convert(block.data, total, block.rows * block.cols);
       }
     };
     if (!is_shared_) {
@@ -158,11 +149,8 @@ void backward_by(const BackwardArgs<S>& args, const Runtime& runtime) {
                                  batch);
   const auto step = by_samples ? tiles * tasks_at_once(samples, threads)
                                : tasks_at_once(samples * tiles, threads);
-  const auto own_size = Tiles::sums_columns && !columns_shared
-                            ? at::round_up<int64_t>(cols * std::max(d, e), 64)
-                            : 0;
   const typename Tiles::Layout layout(grid.rows, cols, d, e);
-  const Scratch<T> scratch(threads, own_size + layout.size, runtime);
+  const Scratch<T> scratch(threads, layout.size, runtime);
   Progress progress;
 
   for (int64_t begin = 0; begin < batch && !progress.failed();
@@ -213,8 +201,7 @@ void backward_by(const BackwardArgs<S>& args, const Runtime& runtime) {
           const auto tile_rows = std::min(grid.rows, m - i);
           const auto tile_cols = std::min(grid.cols, n - j);
 
-          T* own = scratch[thread];
-          Tiles operations(layout, own + own_size);
+          Tiles operations(layout, scratch[thread]);
           operations.start(
               {args.q[b].block(i, 0, tile_rows, d),
                args.k[b].block(j, 0, tile_cols, d),
@@ -225,17 +212,13 @@ void backward_by(const BackwardArgs<S>& args, const Runtime& runtime) {
                args.grad_attn[b].block(i, j, tile_rows, tile_cols)},
               args.grad_q || args.grad_k);
           if (args.grad_q) {
-            q_grad.template add<false>(
+            q_grad.add(
                 task,
                 place * grid.row_blocks + row_block,
                 col_block,
                 args.grad_q[b].block(i, 0, tile_rows, d),
-                own,
                 [&](bool accumulate, auto* dst) {
                   operations.add_grad_q(accumulate, dst);
-                },
-                [](const Matrix<S>& block, const T* total) {
-                  convert(block.data, total, block.rows * block.cols);
                 });
           }
           const auto add_to_columns =
@@ -245,16 +228,12 @@ void backward_by(const BackwardArgs<S>& args, const Runtime& runtime) {
                   int64_t width,
                   const auto& multiply) {
                 if (grads) {
-                  blocks.template add<Tiles::sums_columns>(
+                  blocks.add(
                       task,
                       place * grid.col_blocks + col_block,
                       row_block,
                       grads[b].block(j, 0, tile_cols, width),
-                      own,
-                      multiply,
-                      [](const Matrix<S>& block, const T* total) {
-                        Tiles::finish_block(block, total);
-                      });
+                      multiply);
                 }
               };
           add_to_columns(

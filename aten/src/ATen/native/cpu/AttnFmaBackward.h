@@ -18,7 +18,6 @@ class FmaBackward {
   // With 48 rows, packing and adding for each tile take up to a third of the
   // time (96 x 96, d = 300).
   static constexpr int64_t MIN_TILE = 96;
-  static constexpr bool sums_columns = false;
 
   // Offsets in the scratch memory, in elements of T, for tiles of at most
   // `rows` rows and `cols` columns of attn.
@@ -106,9 +105,6 @@ class FmaBackward {
         {attn_tile_, ld_, !transposed_},
         grad_output_,
         total);
-  }
-  static void finish_block(const Matrix<S>& dst, const T* total) {
-    convert(dst.data, total, dst.rows * dst.cols);
   }
 
  private:

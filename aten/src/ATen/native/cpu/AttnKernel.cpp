@@ -47,12 +47,9 @@
 //   T, ROW_STEP   as for the forward
 //   LONGEST       a tile of few rows or columns is up to this many times longer
 //   MIN_TILE      a tile has at least this many rows and columns, if attn does
-//   sums_columns  whether a total of grad_k or grad_v is of precision T even if
-//                 a single tile adds to it
 //   start         S̄ = (grad_output vᵀ + grad_attn) (1 - attn²), and attn
 //   add_grad_q, add_grad_k, add_grad_v
 //                 total (+)= S̄ k, S̄ᵀ q, attnᵀ grad_output
-//   finish_block  writes the total of a block of grad_k or grad_v to the block
 
 namespace at::native {
 

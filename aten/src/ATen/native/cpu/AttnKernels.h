@@ -1,11 +1,11 @@
 #pragma once
 
 #include <ATen/native/cpu/AttnBackward.h>
-#include <ATen/native/cpu/AttnBrgemmBackward.h>
-#include <ATen/native/cpu/AttnBrgemmForward.h>
 #include <ATen/native/cpu/AttnFmaBackward.h>
 #include <ATen/native/cpu/AttnFmaForward.h>
 #include <ATen/native/cpu/AttnTiny.h>
+#include <ATen/native/cpu/AttnVnniBackward.h>
+#include <ATen/native/cpu/AttnVnniForward.h>
 
 // Chooses the kernel by dtype and sizes: the first that fits. FMA fits all. See
 // Note [Tiles of attn].
@@ -20,9 +20,14 @@ void forward(const ForwardArgs<S>& args, const Runtime& runtime) {
     return forward_by<S, TinyForward<S>>(args, runtime);
   }
 #if defined(CPU_CAPABILITY_AVX512)
+  if constexpr (std::is_same_v<S, at::BFloat16>) {
+    if (Pairs::fits_forward(args.sizes) && Pairs::available()) {
+      return forward_by<S, VnniForward<Pairs>>(args, runtime);
+    }
+  }
   if constexpr (!std::is_same_v<S, at::opmath_type<S>>) {
-    if (BrgemmProducts<S>::fits(args.sizes, runtime)) {
-      return forward_by<S, BrgemmForward<S>>(args, runtime);
+    if (Brgemm<S>::fits_forward(args.sizes) && Brgemm<S>::available()) {
+      return forward_by<S, VnniForward<Brgemm<S>>>(args, runtime);
     }
   }
 #endif
@@ -36,10 +41,14 @@ void backward(const BackwardArgs<S>& args, const Runtime& runtime) {
     return backward_by<S, TinyBackward<S>>(args, runtime);
   }
 #if defined(CPU_CAPABILITY_AVX512)
+  if constexpr (std::is_same_v<S, at::BFloat16>) {
+    if (Pairs::fits_backward(args.sizes) && Pairs::available()) {
+      return backward_by<S, VnniBackward<Pairs>>(args, runtime);
+    }
+  }
   if constexpr (!std::is_same_v<S, at::opmath_type<S>>) {
-    if (args.sizes.m > BrgemmProducts<S>::FEW_ROWS &&
-        BrgemmProducts<S>::fits(args.sizes, runtime)) {
-      return backward_by<S, BrgemmBackward<S>>(args, runtime);
+    if (Brgemm<S>::fits_backward(args.sizes) && Brgemm<S>::available()) {
+      return backward_by<S, VnniBackward<Brgemm<S>>>(args, runtime);
     }
   }
 #endif

@@ -28,7 +28,6 @@ struct Runtime {
       void* context);
   void* (*allocate)(size_t bytes); // aligned to 64 bytes
   void (*release)(void* memory);
-  bool may_use_brgemm; // whether oneDNN is switched on
 };
 
 // Returns the quotient and the remainder. Divisors are often 1: for a tiny

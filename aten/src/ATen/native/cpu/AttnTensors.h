@@ -1,6 +1,5 @@
 #pragma once
 
-#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/native/cpu/AttnMatrix.h>
@@ -38,12 +37,7 @@ inline Runtime aten_runtime() {
       }
     });
   };
-  return {
-      threads,
-      run,
-      c10::alloc_cpu,
-      c10::free_cpu,
-      at::globalContext().userEnabledMkldnn()};
+  return {threads, run, c10::alloc_cpu, c10::free_cpu};
 }
 
 template <typename S>

@@ -93,7 +93,6 @@ class TinyBackward {
   static constexpr int64_t ROW_STEP = 1;
   static constexpr int64_t LONGEST = 1;
   static constexpr int64_t MIN_TILE = 96;
-  static constexpr bool sums_columns = false;
 
   struct Layout {
     int64_t size = 0;
@@ -136,9 +135,6 @@ class TinyBackward {
   template <typename O>
   void add_grad_v(bool /*accumulate*/, O* grad) {
     TinyProducts<S>::multiply(tile_.attn.t(), tile_.grad_output, grad);
-  }
-  static void finish_block(const Matrix<S>& dst, const T* total) {
-    convert(dst.data, total, dst.rows * dst.cols);
   }
 
  private:

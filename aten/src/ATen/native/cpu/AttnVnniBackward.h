@@ -1,0 +1,153 @@
+#pragma once
+
+#include <ATen/native/cpu/AttnVnni.h>
+
+#if defined(CPU_CAPABILITY_AVX512)
+
+namespace at::native::attn_cpu {
+inline namespace CPU_CAPABILITY {
+
+// Computes the backward of a tile by VnniProducts.
+template <typename Micro>
+class VnniBackward {
+ public:
+  using T = float;
+  using S = typename Micro::Element;
+  static constexpr int64_t ROW_STEP = 32;
+  static constexpr int64_t LONGEST = 1;
+  // brgemm multiplies twice as fast as FMA, so a task needs a larger tile: with
+  // 96 rows and columns the backward of 384 x 384, d = 64, takes a sixth
+  // longer.
+  static constexpr int64_t MIN_TILE = 192;
+
+  // Offsets in the scratch memory, in elements of T, for tiles of at most
+  // `rows` rows and `cols` columns.
+  struct Layout {
+    int64_t acc, left, right, tile, size;
+
+    Layout(int64_t rows, int64_t cols, int64_t d, int64_t e) {
+      const auto width = std::max(d, e);
+      ScratchLayout layout;
+      acc = layout.add(MC * BRGEMM_LD);
+      left = layout.add(
+          std::max(
+              Products::left_size(rows, e), Products::left_size(cols, rows)));
+      right = layout.add(
+          std::max(
+              Products::right_size(e, cols),
+              Products::right_size(std::max(rows, cols), width)));
+      tile = layout.add(Products::left_size(rows, cols));
+      size = layout.size();
+    }
+  };
+
+  VnniBackward(const Layout& layout, T* scratch)
+      : acc_(scratch + layout.acc),
+        left_(reinterpret_cast<S*>(scratch + layout.left)),
+        right_(reinterpret_cast<S*>(scratch + layout.right)),
+        tile_{reinterpret_cast<S*>(scratch + layout.tile), 0, 0} {}
+
+  void start(const Tile<S>& matrices, bool with_scores) {
+    matrices_ = matrices;
+    if (!with_scores) {
+      return;
+    }
+    const auto& [q, k, v, attn, grad_output, grad_attn] = matrices;
+    tile_ = {tile_.data, attn.rows, attn.cols};
+    const bool has_product = grad_output.data != nullptr;
+    typename Products::Left a{};
+    typename Products::Right b{};
+    if (has_product) {
+      a = Products::left(left_, grad_output);
+      b = Products::right(right_, v.t());
+    }
+    for (int64_t row = 0; row < attn.rows; row += MC) {
+      if (has_product) {
+        Products::multiply(a, row, b, acc_);
+        finish_rows<true>(row);
+      } else {
+        finish_rows<false>(row);
+      }
+    }
+  }
+
+  template <typename O>
+  void add_grad_q(bool accumulate, O* total) {
+    const auto keys = Products::right(right_, matrices_.k);
+    Products::add_product(accumulate, tile_, keys, acc_, total);
+  }
+  template <typename O>
+  void add_grad_k(bool accumulate, O* total) {
+    const Matrix<const S> tile{
+        tile_.data, tile_.rows, tile_.cols, tile_.row_stride, 1};
+    add_transposed(accumulate, tile, matrices_.q, total);
+  }
+  template <typename O>
+  void add_grad_v(bool accumulate, O* total) {
+    add_transposed(accumulate, matrices_.attn, matrices_.grad_output, total);
+  }
+
+ private:
+  using Products = VnniProducts<Micro>;
+  using Vec = typename Products::Vec;
+  static constexpr auto MC = Products::MC, W = Products::W;
+  static constexpr int64_t AHEAD = 6; // lines are prefetched 6 rows ahead
+
+  // total (+)= aᵀ x
+  template <typename O>
+  void add_transposed(
+      bool accumulate,
+      const Matrix<const S>& a,
+      const Matrix<const S>& x,
+      O* total) {
+    const auto left = Products::left(left_, a.t());
+    const auto right = Products::right(right_, x);
+    Products::add_product(accumulate, left, right, acc_, total);
+  }
+
+  // Computes at most MC rows of the tile, from the product in acc_ if any.
+  template <bool has_product>
+  void finish_rows(int64_t begin) {
+    const auto& attn = matrices_.attn;
+    const auto& grad_attn = matrices_.grad_attn;
+    const auto end = std::min(attn.rows, begin + MC);
+    for (int64_t i = begin; i < end; ++i) {
+      // Rows of attn are far apart in memory.
+      const S* ahead = attn.data + (i + AHEAD) * attn.row_stride;
+      for (int64_t col = 0; i + AHEAD < attn.rows && col < attn.cols;
+           col += W) {
+        prefetch_line(ahead + col);
+      }
+      Products::for_vectors(
+          attn.cols,
+          [&](int64_t col, int64_t count) C10_ALWAYS_INLINE_ATTRIBUTE {
+            Pair<T> sum(0);
+            if constexpr (has_product) {
+              sum = load<T>(acc_ + (i - begin) * BRGEMM_LD + col, count);
+            }
+            if (grad_attn.data != nullptr) {
+              sum =
+                  sum + as_float(Products::load_row(grad_attn, i, col, count));
+            }
+            const auto y = as_float(Products::load_row(attn, i, col, count));
+            Micro::round(tanh_backward(sum, y)).store(tile_.at(i, col));
+          });
+    }
+  }
+
+  static Pair<T> as_float(const Vec& x) {
+    auto [lo, hi] = vec::convert_to_float<S>(x);
+    return {lo, hi};
+  }
+
+  T* acc_;
+  S *left_, *right_;
+  typename Products::Left tile_;
+  Tile<S> matrices_{};
+  typename Micro::Context context_;
+};
+
+} // namespace CPU_CAPABILITY
+} // namespace at::native::attn_cpu
+
+#endif
