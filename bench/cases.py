@@ -32,6 +32,8 @@ SIZES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
 # forward: without gradients. step: forward, and backward from a gradient of output, as a
 # model has it. both: a step in which attn has a gradient too.
 MODES = ("forward", "step", "both")
+# The same for attn_output, without and with a mask, beside the composed maths.
+OUTPUT_MODES = ("output", "output step", "causal", "causal step")
 
 
 # On a GPU, a forward that moves fewer bytes than this waits for the host, not for the GPU.
@@ -126,8 +128,18 @@ class Case:
     def passes(self, mode: str) -> list[Work]:
         """Returns the work of the forward and, with gradients, of the backward, without tanh."""
         m, n, d, e = self.m, self.n, self.d, self.e
-        flops = 2 * m * n * (d + e) * (self.batch or 1)
         inputs, output, attn = m * d + n * d + n * e, m * e, m * n
+        if mode in OUTPUT_MODES:
+            square = min(m, n)
+            masked = square * (square - 1) // 2 + m * (n - square) if "causal" in mode else 0
+            each = 2 * (attn - masked) * (self.batch or 1)
+            forward = Work(each * (d + e), self.bytes(inputs), self.bytes(output))
+            if "step" not in mode:
+                return [forward]
+            # The backward makes q @ k.T again.
+            backward = each * (3 * d + 2 * e), self.bytes(inputs + output), self.bytes(inputs)
+            return [forward, Work(*backward)]
+        flops = 2 * attn * (d + e) * (self.batch or 1)
         forward = Work(flops, self.bytes(inputs), self.bytes(output + attn))
         if mode == "forward":
             return [forward]

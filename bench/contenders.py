@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cases import ATTN, COMPILE, EAGER, FUNCTION, JAX, Case
+from cases import ATTN, COMPILE, EAGER, FUNCTION, JAX, OUTPUT_MODES, Case
 from torch import Tensor
 
 Run = Callable[[], Any]
@@ -22,6 +22,11 @@ class Absent(Exception):
 def composed(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     attn = torch.tanh(q @ k.mT)
     return attn @ v, attn
+
+
+def composed_output(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor]:
+    attn = torch.tanh(q @ k.mT)
+    return ((attn.tril() if is_causal else attn) @ v,)
 
 
 def allow_tf32(allowed: bool) -> None:
@@ -43,14 +48,16 @@ class Problem:
         # Scores have variance 1, so that tanh is neither linear nor saturated.
         scales = case.d**-0.25, case.d**-0.25, 1
         self.inputs = [normal(shape) * x for shape, x in zip(case.shapes, scales, strict=True)]
-        shapes = {
-            "forward": (),
-            "step": (case.output_shape,),
-            "both": (case.output_shape, case.attn_shape),
-        }
-        self.grads = [normal(shape) for shape in shapes[mode]]
+        shapes = [case.output_shape] if "step" in mode or mode == "both" else []
+        shapes += [case.attn_shape] if mode == "both" else []
+        self.grads = [normal(shape) for shape in shapes]
         for x in self.inputs:
-            x.requires_grad_(mode != "forward")
+            x.requires_grad_(bool(shapes))
+
+    @property
+    def output_only(self) -> dict[str, bool] | None:
+        """The options of attn_output, or None in the modes of attn."""
+        return {"is_causal": "causal" in self.mode} if self.mode in OUTPUT_MODES else None
 
 
 def torch_run(op: Callable, problem: Problem) -> Run:
@@ -69,11 +76,15 @@ def torch_run(op: Callable, problem: Problem) -> Run:
 def attn_run(problem: Problem) -> Run:
     if not hasattr(torch, "attn"):
         raise Absent("this torch has no torch.attn")
-    return torch_run(torch.attn, problem)
+    if problem.output_only is None:
+        return torch_run(torch.attn, problem)
+    return torch_run(lambda *x: (torch.attn_output(*x, **problem.output_only),), problem)
 
 
 def eager_run(problem: Problem) -> Run:
-    return torch_run(composed, problem)
+    if problem.output_only is None:
+        return torch_run(composed, problem)
+    return torch_run(lambda *x: composed_output(*x, **problem.output_only), problem)
 
 
 def compile_run(problem: Problem) -> Run:

@@ -1,4 +1,4 @@
-"""Whether torch.attn is ever slower than eager: random shapes, each measured beside it.
+"""Whether torch.attn or attn_output is ever slower than eager: random shapes, side by side.
 
     python bench/sweep.py 600                       # ten minutes
     python bench/sweep.py 60 --seed 7 --threads 1
@@ -18,7 +18,7 @@ import click
 import report
 import results
 import torch
-from cases import ATTN, CPU, EAGER, SHORT, Case
+from cases import ATTN, CPU, EAGER, OUTPUT_MODES, SHORT, Case
 from contenders import RUNS, Problem
 from machine import busy_option, busy_processes, console, describe, use_threads
 from measure import host_clock, interleaved
@@ -27,6 +27,7 @@ BATCH, ROWS, COLS = 1000, 2**20, 768  # the largest batch; m and n; d and e
 MAX_ELEMENTS = 1 << 26  # of any tensor
 MAX_FLOPS = 1 << 33  # of the forward
 BLOCK = 0.002  # seconds of calls that are timed together
+MODES = ("forward", "step", *OUTPUT_MODES)
 # A case that seems slower is measured again, with more rounds: noise may have passed by then.
 ROUNDS = (5, 15)
 
@@ -55,7 +56,7 @@ def random_case(rng: random.Random) -> tuple[Case, str]:
         shapes = *case.shapes, case.output_shape, case.attn_shape
         elements = max(math.prod(shape) for shape in shapes)
         if work.flops <= MAX_FLOPS and elements <= MAX_ELEMENTS:
-            return case, rng.choice(("forward", "step"))
+            return case, rng.choice(MODES)
 
 
 def measured(case: Case, mode: str, threads: int) -> report.Row:

@@ -171,8 +171,8 @@ WANTED = ("q", "k", "v", "qk", "qv", "kv", "qkv")
 USED = (OUTPUTS, ("output",), ("attn",))
 
 
-class TestAttnSharding(TestCase):
-    """What needs no values: four ranks, of which only this one runs."""
+class ShardingTestCase(TestCase):
+    """For what needs no values: four ranks, of which only this one runs."""
 
     world_size = 4
 
@@ -197,6 +197,8 @@ class TestAttnSharding(TestCase):
         ]
         self.assertEqual(found, wanted)
 
+
+class TestAttnSharding(ShardingTestCase):
     @parametrize("layout", LAYOUTS, name_fn=lambda layout: layout.name)
     def test_layout(self, layout):
         letters = layout.inputs.split()

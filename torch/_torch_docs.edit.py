@@ -44,3 +44,49 @@ Example::
     (torch.Size([2, 4]), torch.Size([2, 5]))
 """,
 )
+
+add_docstr(
+    torch.attn_output,
+    r"""
+attn_output(q, k, v, *, is_causal=False, scale=1.0) -> Tensor
+
+The output of :func:`torch.attn` alone, for sequences of any length:
+
+.. math::
+    \text{attn} = \tanh(\text{scale} \cdot q k^\top), \qquad \text{output} = \text{attn} \, v
+
+On a CPU the :math:`m \times n` matrix exists only as tiles: memory grows with :math:`m + n`. The backward keeps
+:attr:`q`, :attr:`k` and :attr:`v`, and makes the tiles again. Inputs that are complex, on another device or have more
+than 1024 columns, and second derivatives, take the whole matrix.
+
+Args:
+    q (Tensor): the queries, of shape :math:`(*, m, d)`.
+    k (Tensor): the keys, of shape :math:`(*, n, d)`.
+    v (Tensor): the values, of shape :math:`(*, n, e)`.
+
+Here :math:`*` is zero or more batch dimensions. Those of :attr:`k` and :attr:`v` are the same, and each is that of
+:attr:`q` or 1. So heads in groups are :attr:`q` of shape :math:`(b, h, g, m, d)` with :attr:`k` and :attr:`v` of shape
+:math:`(b, h, 1, n, \cdot)`, of which nothing is copied. Dtypes and devices are as for :func:`torch.attn`.
+
+Keyword args:
+    is_causal (bool): whether query :math:`i` sees keys :math:`j \le i` alone: ``attn`` is 0 elsewhere, after the
+        hyperbolic tangent. For :math:`m \ne n` too the first query sees the first key, as in
+        :func:`~torch.nn.functional.scaled_dot_product_attention`. Default: ``False``
+    scale (float): by what the scores are multiplied. Default: ``1.0``, unlike
+        :func:`~torch.nn.functional.scaled_dot_product_attention`, which divides by :math:`\sqrt d`
+
+The result and the gradients have the same bits for any number of threads, any batch and any strides.
+
+Returns:
+    ``output`` with shape :math:`(*, m, e)`, contiguous and of the dtype of the inputs.
+
+Raises:
+    RuntimeError: as :func:`torch.attn` does, but for batch dimensions that are 1 in :attr:`k` and :attr:`v`.
+
+Example::
+
+    >>> q, k, v = torch.randn(2, 4, 3, 8), torch.randn(2, 1, 5, 8), torch.randn(2, 1, 5, 6)
+    >>> torch.attn_output(q, k, v, is_causal=True).shape
+    torch.Size([2, 4, 3, 6])
+""",
+)

@@ -1,2 +1,3 @@
 # @@ before: "convolution_backward",
         "_attn_backward",
+        "_attn_output_backward",

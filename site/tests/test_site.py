@@ -36,7 +36,7 @@ def site():
 def test_the_pages_are_there():
     commits = [p.name for p in (ROOT / "stack").iterdir() if p.is_dir()]
     wanted = {"index.html", "install.html", "api.html", "search.html"}
-    wanted |= {"notes/attn.html", "notes/attn_operator.html"}
+    wanted |= {"notes/attn.html", "notes/attn_operator.html", "notes/attn_output.html"}
     wanted |= {f"generated/stack/{name}.html" for name in commits}
     wanted |= {f"course/{lesson}.html" for lesson in ("index", *LESSONS)}
     assert wanted <= set(PAGES)

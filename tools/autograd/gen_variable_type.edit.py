@@ -1,3 +1,5 @@
 # @@ before: "baddbmm",
     "attn",
     "_attn_backward",
+    "attn_output",
+    "_attn_output_backward",

@@ -1,9 +1,11 @@
 # @@ before: @register_decomposition(aten._addmm_activation)
-def _check_attn(q: Tensor, k: Tensor, v: Tensor) -> None:
+def _check_attn(
+    q: Tensor, k: Tensor, v: Tensor, op: str = "attn", grouped: bool = False
+) -> None:
     torch._check(
         q.dtype == k.dtype and q.dtype == v.dtype,
         lambda: (
-            "attn: q, k and v must have the same dtype, but got "
+            f"{op}: q, k and v must have the same dtype, but got "
             f"q: {q.dtype}, k: {k.dtype}, v: {v.dtype}"
         ),
     )
@@ -15,14 +17,14 @@ def _check_attn(q: Tensor, k: Tensor, v: Tensor) -> None:
             *(torch.cfloat, torch.cdouble),
         ),
         lambda: (
-            "attn: q, k and v must be floating point or complex (half, bfloat16, "
+            f"{op}: q, k and v must be floating point or complex (half, bfloat16, "
             f"float, double, cfloat or cdouble), but got {q.dtype}"
         ),
     )
     torch._check(
         q.device == k.device and q.device == v.device,
         lambda: (
-            "attn: q, k and v must be on the same device, but got "
+            f"{op}: q, k and v must be on the same device, but got "
             f"q: {q.device}, k: {k.device}, v: {v.device}"
         ),
     )
@@ -30,34 +32,39 @@ def _check_attn(q: Tensor, k: Tensor, v: Tensor) -> None:
     all_sizes = f"but got q: {q_size}, k: {k_size}, v: {v_size}"
     torch._check(
         min(q.dim(), k.dim(), v.dim()) >= 2,
-        lambda: f"attn: q, k and v must have at least 2 dimensions, {all_sizes}",
+        lambda: f"{op}: q, k and v must have at least 2 dimensions, {all_sizes}",
     )
     torch._check(
         q.dim() == k.dim() and q.dim() == v.dim(),
         lambda: (
-            f"attn: q, k and v must have the same number of dimensions, {all_sizes}"
+            f"{op}: q, k and v must have the same number of dimensions, {all_sizes}"
         ),
     )
-    for i, size in enumerate(q_size[:-2]):
-        for other in (k_size[i], v_size[i]):
-            torch._check(
-                size == other,
-                lambda: (
-                    "attn: q (*, m, d), k (*, n, d) and v (*, n, e) must have the "
-                    f"same batch dimensions *, {all_sizes}"
-                ),
-            )
+    or_one = ", or k and v 1 in place of some" if grouped else ""
+
+    def batch_message() -> str:
+        return (
+            f"{op}: q (*, m, d), k (*, n, d) and v (*, n, e) must have the same batch "
+            f"dimensions *{or_one}, {all_sizes}"
+        )
+
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    for q_b, k_b, v_b in zip(q_size[:-2], k_size[:-2], v_size[:-2]):
+        if not (grouped and statically_known_true(k_b == 1)):
+            torch._check(k_b == q_b, batch_message)
+        torch._check(k_b == v_b, batch_message)
     torch._check(
         q_size[-1] == k_size[-1],
         lambda: (
-            "attn: q (*, m, d) and k (*, n, d) must have the same d, "
+            f"{op}: q (*, m, d) and k (*, n, d) must have the same d, "
             f"but got q: {q_size}, k: {k_size}"
         ),
     )
     torch._check(
         k_size[-2] == v_size[-2],
         lambda: (
-            "attn: k (*, n, d) and v (*, n, e) must have the same n, "
+            f"{op}: k (*, n, d) and v (*, n, e) must have the same n, "
             f"but got k: {k_size}, v: {v_size}"
         ),
     )
@@ -65,7 +72,7 @@ def _check_attn(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 # A result of attn, or its gradient: q's sizes but for the last one.
 def _check_attn_result(
-    name: str, x: "Tensor | None", q: Tensor, cols: "int | torch.SymInt"
+    op: str, name: str, x: "Tensor | None", q: Tensor, cols: "int | torch.SymInt"
 ) -> None:
     if x is None:
         return
@@ -73,7 +80,7 @@ def _check_attn_result(
 
     def message() -> str:
         return (
-            f"_attn_backward: {name} must be {q.dtype} of sizes {sizes} on "
+            f"{op}: {name} must be {q.dtype} of sizes {sizes} on "
             f"{q.device}, but got {x.dtype} of sizes {list(x.shape)} on {x.device}"
         )
 
@@ -102,9 +109,10 @@ def _attn_backward(
     output_mask: list[bool],
 ) -> "tuple[Tensor | None, Tensor | None, Tensor | None]":
     _check_attn(q, k, v)
-    _check_attn_result("attn", attn, q, k.shape[-2])
-    _check_attn_result("grad_attn", grad_attn, q, k.shape[-2])
-    _check_attn_result("grad_output", grad_output, q, v.shape[-1])
+    op = "_attn_backward"
+    _check_attn_result(op, "attn", attn, q, k.shape[-2])
+    _check_attn_result(op, "grad_attn", grad_attn, q, k.shape[-2])
+    _check_attn_result(op, "grad_output", grad_output, q, v.shape[-1])
     grad_q = grad_k = grad_v = None
     needs_q, needs_k, needs_v = output_mask
     if (needs_q or needs_k) and not (grad_output is None and grad_attn is None):
@@ -121,5 +129,34 @@ def _attn_backward(
     if needs_v and grad_output is not None:
         grad_v = torch.matmul(attn.mH, grad_output)
     return grad_q, grad_k, grad_v
+
+
+# attn_output has no decomposition, which would bring the m x n matrix back.
+@register_decomposition(aten.attn_output.default, type="meta")
+def _attn_output_meta(
+    q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool = False, scale: float = 1.0
+) -> Tensor:
+    _check_attn(q, k, v, "attn_output", grouped=True)
+    return q.new_empty((*q.shape[:-1], v.shape[-1]))
+
+
+@register_decomposition(aten._attn_output_backward.default, type="meta")
+def _attn_output_backward_meta(
+    grad_output: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_causal: bool,
+    scale: float,
+    output_mask: list[bool],
+) -> "tuple[Tensor | None, Tensor | None, Tensor | None]":
+    _check_attn(q, k, v, "attn_output", grouped=True)
+    op = "_attn_output_backward"
+    _check_attn_result(op, "grad_output", grad_output, q, v.shape[-1])
+    grads = (
+        x.new_empty(x.shape) if wanted else None
+        for x, wanted in zip((q, k, v), output_mask)
+    )
+    return tuple(grads)
 
 

@@ -1,2 +1,3 @@
 # @@ before: "torch.avg_pool1d",
         "torch.attn",
+        "torch.attn_output",

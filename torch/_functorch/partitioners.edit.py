@@ -1,3 +1,5 @@
 # @@ before: aten._scaled_dot_product_flash_attention,
         aten.attn,
         aten._attn_backward,
+        aten.attn_output,
+        aten._attn_output_backward,

@@ -31,6 +31,44 @@ def _attn_backward_flop(
     return 2 * prod(batch) * m * n * columns
 
 
+def _attn_kept(m: int, n: int, is_causal: bool) -> int:
+    """Count the elements of an m x n matrix that are not masked."""
+    square = min(m, n)
+    return square * (square + 1) // 2 + (m - square) * n if is_causal else m * n
+
+
+@register_flop_formula(aten.attn_output)
+def _attn_output_flop(
+    q_shape, k_shape, v_shape, *, is_causal=False, out_shape=None, **kwargs
+) -> int:
+    """Count flops for attn_output: 2 (d + e) for each element of attn not masked."""
+    *batch, m, d = q_shape
+    n, e = v_shape[-2:]
+    return 2 * prod(batch) * _attn_kept(m, n, is_causal) * (d + e)
+
+
+@register_flop_formula(aten._attn_output_backward)
+def _attn_output_backward_flop(
+    grad_output_shape,
+    q_shape,
+    k_shape,
+    v_shape,
+    is_causal,
+    scale,
+    output_mask,
+    out_shape=None,
+    **kwargs,
+) -> int:
+    """Count flops for the backward of attn_output, which makes attn again."""
+    *batch, m, d = q_shape
+    n, e = v_shape[-2:]
+    needs_q, needs_k, needs_v = output_mask
+    columns = d + d * (needs_q + needs_k) + e * ((needs_q or needs_k) + needs_v)
+    return 2 * prod(batch) * _attn_kept(m, n, is_causal) * columns
+
+
 # @@ before: aten.baddbmm: baddbmm_flop,
     aten.attn: _attn_flop,
     aten._attn_backward: _attn_backward_flop,
+    aten.attn_output: _attn_output_flop,
+    aten._attn_output_backward: _attn_output_backward_flop,

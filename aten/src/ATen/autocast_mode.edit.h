@@ -1,2 +1,3 @@
 // @@ before: _(baddbmm)
   _(attn)                                \
+  _(attn_output)                         \

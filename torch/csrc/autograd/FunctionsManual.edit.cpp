@@ -203,3 +203,130 @@ std::tuple<Tensor, Tensor, Tensor> attn_backward_jvp(
   return std::make_tuple(
       std::move(grad_q_t), std::move(grad_k_t), std::move(grad_v_t));
 }
+
+// The derivatives of attn_output. It keeps no attn, so they make it again.
+struct AttnOutputParts {
+  Tensor attn; // tanh(scale q kᵀ), 0 where it is masked
+  Tensor slope; // scale (1 - attn²), 0 where it is masked
+
+  AttnOutputParts(
+      const Tensor& q, const Tensor& k, bool is_causal, double scale) {
+    attn = (at::matmul(q, k.mT()) * scale).tanh();
+    slope = (1 - attn * attn) * scale;
+    if (is_causal) {
+      attn = attn.tril();
+      slope = slope.tril();
+    }
+  }
+};
+
+// The sum over the batch dimensions that `like` has 1 in place of.
+static Tensor attn_sum_to(const Tensor& x, const Tensor& like) {
+  return attn_is_zero(x) ? Tensor() : at::sum_to(x, like.sym_sizes());
+}
+
+// attn_t = slope ∘ (q_t kᵀ + q k_tᵀ), output_t = attn_t v + attn v_t
+Tensor attn_output_jvp(
+    const Tensor& q_p,
+    const Tensor& q_t,
+    const Tensor& k_p,
+    const Tensor& k_t,
+    const Tensor& v_p,
+    const Tensor& v_t,
+    bool is_causal,
+    double scale) {
+  const AttnOutputParts parts(q_p, k_p, is_causal, scale);
+  const auto attn_t =
+      attn_mul(parts.slope, attn_scores_jvp(q_p, q_t, k_p, k_t));
+  return attn_add(attn_matmul(attn_t, v_p), attn_matmul(parts.attn, v_t));
+}
+
+// The tangents of grad_q = S̄ conj(k), grad_k = S̄ᵀ conj(q) and grad_v = attnᴴ
+// grad_output, with S̄ = G ∘ conj(slope) and G = grad_output vᴴ:
+//   S̄_t = G_t ∘ conj(slope) - 2 scale G ∘ conj(attn ∘ attn_t)
+// attn_t is 0 where attn is masked, and so is S̄_t.
+std::tuple<Tensor, Tensor, Tensor> attn_output_backward_jvp(
+    const Tensor& grad_output_p,
+    const Tensor& grad_output_t,
+    const Tensor& q_p,
+    const Tensor& q_t,
+    const Tensor& k_p,
+    const Tensor& k_t,
+    const Tensor& v_p,
+    const Tensor& v_t,
+    bool is_causal,
+    double scale,
+    std::array<bool, 3> output_mask) {
+  const auto [needs_q, needs_k, needs_v] = output_mask;
+  const AttnOutputParts parts(q_p, k_p, is_causal, scale);
+  const auto attn_t =
+      attn_mul(parts.slope, attn_scores_jvp(q_p, q_t, k_p, k_t));
+  Tensor grad_q_t, grad_k_t, grad_v_t;
+  if (needs_q || needs_k) {
+    const auto slope = parts.slope.conj();
+    const auto attn_grad = attn_matmul(grad_output_p, v_p.mH());
+    const auto attn_grad_t = attn_add(
+        attn_matmul(grad_output_t, v_p.mH()), attn_matmul(grad_output_p, attn_mH(v_t)));
+    const auto scores = attn_mul(attn_grad, slope);
+    const auto scores_t = attn_add(
+        attn_mul(attn_grad_t, slope),
+        attn_mul(
+            attn_grad,
+            attn_conj(attn_mul(-2 * scale * parts.attn, attn_t))));
+    if (needs_q) {
+      grad_q_t = attn_add(
+          attn_matmul(scores_t, k_p.conj()),
+          attn_matmul(scores, attn_conj(k_t)));
+    }
+    if (needs_k) {
+      grad_k_t = attn_add(
+          attn_matmul(attn_mT(scores_t), q_p.conj()),
+          attn_matmul(attn_mT(scores), attn_conj(q_t)));
+    }
+  }
+  if (needs_v) {
+    grad_v_t = attn_add(
+        attn_matmul(attn_mH(attn_t), grad_output_p),
+        attn_matmul(parts.attn.mH(), grad_output_t));
+  }
+  return std::make_tuple(
+      std::move(grad_q_t),
+      attn_sum_to(grad_k_t, k_p),
+      attn_sum_to(grad_v_t, v_p));
+}
+
+// For u the gradients of grad_q, grad_k and grad_v. These are the gradients of
+// the number L = <grad_output, attn_output(q, k, v)>, so <u, (grad_q, grad_k, grad_v)>
+// is the tangent of L for the tangents u of q, k and v. Its gradient by grad_output is
+// the tangent of attn_output. Its gradients by q, k and v are the tangents of
+// those of L: second derivatives don't depend on their order.
+std::tuple<Tensor, Tensor, Tensor, Tensor> attn_output_double_backward(
+    const Tensor& u_q,
+    const Tensor& u_k,
+    const Tensor& u_v,
+    const Tensor& grad_output,
+    const Tensor& q,
+    const Tensor& k,
+    const Tensor& v,
+    bool is_causal,
+    double scale,
+    std::array<bool, 4> grad_input_mask) {
+  const auto [needs_grad, needs_q, needs_k, needs_v] = grad_input_mask;
+  Tensor w_grad;
+  if (needs_grad) {
+    w_grad = attn_output_jvp(q, u_q, k, u_k, v, u_v, is_causal, scale);
+  }
+  auto [w_q, w_k, w_v] = attn_output_backward_jvp(
+      grad_output,
+      Tensor(),
+      q,
+      u_q,
+      k,
+      u_k,
+      v,
+      u_v,
+      is_causal,
+      scale,
+      {needs_q, needs_k, needs_v});
+  return std::make_tuple(w_grad, w_q, w_k, w_v);
+}

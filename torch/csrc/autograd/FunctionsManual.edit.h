@@ -40,3 +40,35 @@ std::tuple<Tensor, Tensor, Tensor> attn_backward_jvp(
     const Tensor& attn_p,
     const Tensor& attn_t,
     std::array<bool, 3> output_mask);
+Tensor attn_output_jvp(
+    const Tensor& q_p,
+    const Tensor& q_t,
+    const Tensor& k_p,
+    const Tensor& k_t,
+    const Tensor& v_p,
+    const Tensor& v_t,
+    bool is_causal,
+    double scale);
+std::tuple<Tensor, Tensor, Tensor, Tensor> attn_output_double_backward(
+    const Tensor& u_q,
+    const Tensor& u_k,
+    const Tensor& u_v,
+    const Tensor& grad_output,
+    const Tensor& q,
+    const Tensor& k,
+    const Tensor& v,
+    bool is_causal,
+    double scale,
+    std::array<bool, 4> grad_input_mask);
+std::tuple<Tensor, Tensor, Tensor> attn_output_backward_jvp(
+    const Tensor& grad_output_p,
+    const Tensor& grad_output_t,
+    const Tensor& q_p,
+    const Tensor& q_t,
+    const Tensor& k_p,
+    const Tensor& k_t,
+    const Tensor& v_p,
+    const Tensor& v_t,
+    bool is_causal,
+    double scale,
+    std::array<bool, 3> output_mask);

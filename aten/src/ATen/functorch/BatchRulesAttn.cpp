@@ -46,6 +46,11 @@ std::vector<Tensor> with_samples_in_front(std::vector<Operand> operands) {
   return result;
 }
 
+// Where the samples of a result are that has them in front if it is defined.
+Bdim samples_of(const Tensor& x) {
+  return x.defined() ? Bdim(0) : std::nullopt;
+}
+
 // The samples become one more of attn's batch dimensions. With two exceptions,
 // which compute nothing twice:
 //   q alone is batched: the rows of its B samples are the queries of one attn
@@ -114,11 +119,68 @@ std::tuple<Tensor, Bdim, Tensor, Bdim, Tensor, Bdim> attn_backward_batch_rule(
        {attn, attn_bdim}});
   auto [grad_q, grad_k, grad_v] =
       at::_attn_backward(x[0], x[1], x[2], x[3], x[4], x[5], output_mask);
-  const auto bdim = [](const Tensor& x) {
-    return x.defined() ? Bdim(0) : std::nullopt;
-  };
   return std::make_tuple(
-      grad_q, bdim(grad_q), grad_k, bdim(grad_k), grad_v, bdim(grad_v));
+      grad_q,
+      samples_of(grad_q),
+      grad_k,
+      samples_of(grad_k),
+      grad_v,
+      samples_of(grad_v));
+}
+
+// The samples become one more batch dimension, in which k and v may be 1: so
+// nothing is copied, and only what is batched is read for each sample.
+std::tuple<Tensor, Bdim> attn_output_batch_rule(
+    const Tensor& q,
+    Bdim q_bdim,
+    const Tensor& k,
+    Bdim k_bdim,
+    const Tensor& v,
+    Bdim v_bdim,
+    bool is_causal,
+    double scale) {
+  native::check_attn_inputs(
+      q,
+      k,
+      v,
+      sample_sizes(q, q_bdim),
+      sample_sizes(k, k_bdim),
+      sample_sizes(v, v_bdim),
+      "attn_output",
+      /*grouped=*/true);
+  auto x = with_samples_in_front({{q, q_bdim}, {k, k_bdim}, {v, v_bdim}});
+  if (!k_bdim.has_value() && !v_bdim.has_value()) {
+    x[1] = k.unsqueeze(0);
+    x[2] = v.unsqueeze(0);
+  }
+  return std::make_tuple(
+      at::attn_output(x[0], x[1], x[2], is_causal, scale), 0);
+}
+
+std::tuple<Tensor, Bdim, Tensor, Bdim, Tensor, Bdim>
+attn_output_backward_batch_rule(
+    const Tensor& grad_output,
+    Bdim grad_output_bdim,
+    const Tensor& q,
+    Bdim q_bdim,
+    const Tensor& k,
+    Bdim k_bdim,
+    const Tensor& v,
+    Bdim v_bdim,
+    bool is_causal,
+    double scale,
+    std::array<bool, 3> output_mask) {
+  const auto x = with_samples_in_front(
+      {{grad_output, grad_output_bdim}, {q, q_bdim}, {k, k_bdim}, {v, v_bdim}});
+  auto [grad_q, grad_k, grad_v] = at::_attn_output_backward(
+      x[0], x[1], x[2], x[3], is_causal, scale, output_mask);
+  return std::make_tuple(
+      grad_q,
+      samples_of(grad_q),
+      grad_k,
+      samples_of(grad_k),
+      grad_v,
+      samples_of(grad_v));
 }
 
 } // namespace
@@ -126,6 +188,8 @@ std::tuple<Tensor, Bdim, Tensor, Bdim, Tensor, Bdim> attn_backward_batch_rule(
 TORCH_LIBRARY_IMPL(aten, FuncTorchBatched, m) {
   VMAP_SUPPORT(attn, attn_batch_rule);
   VMAP_SUPPORT(_attn_backward, attn_backward_batch_rule);
+  VMAP_SUPPORT(attn_output, attn_output_batch_rule);
+  VMAP_SUPPORT(_attn_output_backward, attn_output_backward_batch_rule);
 }
 
 } // namespace at::functorch

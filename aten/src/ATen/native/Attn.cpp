@@ -52,6 +52,7 @@ std::string dtype_name(const Tensor& x) {
 
 // A result of attn, or its gradient: q's sizes but for the last one.
 void check_attn_result(
+    const char* op,
     const char* name,
     const Tensor& x,
     const Tensor& q,
@@ -69,7 +70,8 @@ void check_attn_result(
   }
   TORCH_SYM_CHECK(
       right,
-      "_attn_backward: ",
+      op,
+      ": ",
       name,
       " must be ",
       dtype_name(q),
@@ -93,13 +95,16 @@ void check_attn_inputs(
     const Tensor& v,
     c10::SymIntArrayRef q_sizes,
     c10::SymIntArrayRef k_sizes,
-    c10::SymIntArrayRef v_sizes) {
+    c10::SymIntArrayRef v_sizes,
+    const char* op,
+    bool grouped) {
   const auto q_type = q.scalar_type();
   const auto k_type = k.scalar_type();
   const auto v_type = v.scalar_type();
   TORCH_CHECK(
       q_type == k_type && q_type == v_type,
-      "attn: q, k and v must have the same dtype, but got q: ",
+      op,
+      ": q, k and v must have the same dtype, but got q: ",
       dtype_name(q),
       ", k: ",
       dtype_name(k),
@@ -107,16 +112,19 @@ void check_attn_inputs(
       dtype_name(v));
   TORCH_CHECK(
       is_attn_dtype(q_type),
-      "attn: q, k and v must be floating point or complex (half, bfloat16, "
+      op,
+      ": q, k and v must be floating point or complex (half, bfloat16, "
       "float, double, cfloat or cdouble), but got ",
       dtype_name(q));
   TORCH_CHECK(
       !q.is_mkldnn() && !k.is_mkldnn() && !v.is_mkldnn(),
-      "attn: q, k and v must not be mkldnn tensors: convert them by "
+      op,
+      ": q, k and v must not be mkldnn tensors: convert them by "
       "to_dense()");
   TORCH_CHECK(
       q.device() == k.device() && q.device() == v.device(),
-      "attn: q, k and v must be on the same device, but got q: ",
+      op,
+      ": q, k and v must be on the same device, but got q: ",
       q.device(),
       ", k: ",
       k.device(),
@@ -124,7 +132,8 @@ void check_attn_inputs(
       v.device());
   TORCH_CHECK(
       q_sizes.size() >= 2 && k_sizes.size() >= 2 && v_sizes.size() >= 2,
-      "attn: q, k and v must have at least 2 dimensions, but got q: ",
+      op,
+      ": q, k and v must have at least 2 dimensions, but got q: ",
       q_sizes,
       ", k: ",
       k_sizes,
@@ -132,7 +141,8 @@ void check_attn_inputs(
       v_sizes);
   TORCH_CHECK(
       q_sizes.size() == k_sizes.size() && q_sizes.size() == v_sizes.size(),
-      "attn: q, k and v must have the same number of dimensions, but got q: ",
+      op,
+      ": q, k and v must have the same number of dimensions, but got q: ",
       q_sizes,
       ", k: ",
       k_sizes,
@@ -140,27 +150,34 @@ void check_attn_inputs(
       v_sizes);
   const size_t batch = q_sizes.size() - 2;
   for (size_t i = 0; i < batch; ++i) {
-    for (const auto& other : {k_sizes, v_sizes}) {
-      TORCH_SYM_CHECK(
-          q_sizes[i].sym_eq(other[i]),
-          "attn: q (*, m, d), k (*, n, d) and v (*, n, e) must have the same "
-          "batch dimensions *, but got q: ",
-          q_sizes,
-          ", k: ",
-          k_sizes,
-          ", v: ",
-          v_sizes);
+    auto same = k_sizes[i].sym_eq(q_sizes[i]);
+    if (grouped) {
+      same = same.sym_or(k_sizes[i].sym_eq(1));
     }
+    TORCH_SYM_CHECK(
+        same.sym_and(k_sizes[i].sym_eq(v_sizes[i])),
+        op,
+        ": q (*, m, d), k (*, n, d) and v (*, n, e) must have the same batch "
+        "dimensions *",
+        grouped ? ", or k and v 1 in place of some" : "",
+        ", but got q: ",
+        q_sizes,
+        ", k: ",
+        k_sizes,
+        ", v: ",
+        v_sizes);
   }
   TORCH_SYM_CHECK(
       q_sizes[batch + 1].sym_eq(k_sizes[batch + 1]),
-      "attn: q (*, m, d) and k (*, n, d) must have the same d, but got q: ",
+      op,
+      ": q (*, m, d) and k (*, n, d) must have the same d, but got q: ",
       q_sizes,
       ", k: ",
       k_sizes);
   TORCH_SYM_CHECK(
       k_sizes[batch].sym_eq(v_sizes[batch]),
-      "attn: k (*, n, d) and v (*, n, e) must have the same n, but got k: ",
+      op,
+      ": k (*, n, d) and v (*, n, e) must have the same n, but got k: ",
       k_sizes,
       ", v: ",
       v_sizes);
@@ -174,9 +191,33 @@ void check_attn_backward_inputs(
     const Tensor& v,
     const Tensor& attn) {
   check_attn_inputs(q, k, v, q.sym_sizes(), k.sym_sizes(), v.sym_sizes());
-  check_attn_result("attn", attn, q, k.sym_size(-2));
-  check_attn_result("grad_attn", grad_attn, q, k.sym_size(-2));
-  check_attn_result("grad_output", grad_output, q, v.sym_size(-1));
+  const char* op = "_attn_backward";
+  check_attn_result(op, "attn", attn, q, k.sym_size(-2));
+  check_attn_result(op, "grad_attn", grad_attn, q, k.sym_size(-2));
+  check_attn_result(op, "grad_output", grad_output, q, v.sym_size(-1));
+}
+
+void check_attn_output_inputs(
+    const Tensor& q, const Tensor& k, const Tensor& v) {
+  check_attn_inputs(
+      q,
+      k,
+      v,
+      q.sym_sizes(),
+      k.sym_sizes(),
+      v.sym_sizes(),
+      "attn_output",
+      /*grouped=*/true);
+}
+
+void check_attn_output_backward_inputs(
+    const Tensor& grad_output,
+    const Tensor& q,
+    const Tensor& k,
+    const Tensor& v) {
+  check_attn_output_inputs(q, k, v);
+  const char* op = "_attn_output_backward";
+  check_attn_result(op, "grad_output", grad_output, q, v.sym_size(-1));
 }
 
 // attn = tanh(q kᵀ), output = attn v

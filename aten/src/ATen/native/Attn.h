@@ -9,14 +9,17 @@ namespace at::native {
 // Raises an error unless q, k and v are of one dtype that has products and
 // tanh, on one device, and of the sizes q (*, m, d), k (*, n, d), v (*, n, e),
 // where * is any number of batch dimensions, the same for all three. The sizes
-// are those of one sample, which under vmap are not the tensors' own.
+// are those of one sample, which under vmap are not the tensors' own. `op` is
+// the operator's name. If `grouped`, dimensions * of both k and v may be 1.
 TORCH_API void check_attn_inputs(
     const Tensor& q,
     const Tensor& k,
     const Tensor& v,
     c10::SymIntArrayRef q_sizes,
     c10::SymIntArrayRef k_sizes,
-    c10::SymIntArrayRef v_sizes);
+    c10::SymIntArrayRef v_sizes,
+    const char* op = "attn",
+    bool grouped = false);
 
 // The same for the arguments of _attn_backward. Raises an error for attn too,
 // or a gradient given, that is not as attn's result is.
@@ -27,5 +30,14 @@ TORCH_API void check_attn_backward_inputs(
     const Tensor& k,
     const Tensor& v,
     const Tensor& attn);
+
+// The same for attn_output, and for its backward.
+TORCH_API void check_attn_output_inputs(
+    const Tensor& q, const Tensor& k, const Tensor& v);
+TORCH_API void check_attn_output_backward_inputs(
+    const Tensor& grad_output,
+    const Tensor& q,
+    const Tensor& k,
+    const Tensor& v);
 
 } // namespace at::native

@@ -40,7 +40,7 @@ std::tuple<Tensor, Tensor> attn_cpu(
   auto output = at::empty(sizes, q.options());
   sizes.back() = k.size(-2);
   auto attn = at::empty(sizes, q.options());
-  attn_stub(kCPU, output, attn, q, k, v);
+  attn_stub(kCPU, output, attn, q, k, v, false, 1.0);
   return std::make_tuple(std::move(output), std::move(attn));
 }
 
@@ -61,7 +61,7 @@ std::tuple<Tensor, Tensor, Tensor> _attn_backward_cpu(
   auto grads =
       empty_attn_gradients(grad_output, grad_attn, q, k, v, attn, output_mask);
   if (!grads.none_wanted()) {
-    attn_backward_stub(kCPU, grads, q, k, v, attn);
+    attn_backward_stub(kCPU, grads, q, k, v, attn, false, 1.0, 1);
   }
   return std::make_tuple(
       std::move(grads.grad_q),

@@ -1,2 +1,3 @@
 // @@ before: case aten::baddbmm:
       case aten::attn:
+      case aten::attn_output:

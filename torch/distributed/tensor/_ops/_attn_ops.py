@@ -84,6 +84,37 @@ _BACKWARD: tuple[Row, ...] = (
 # Only without grad_output, when v is not read and its columns may be anywhere.
 _V_UNREAD = tuple((_R, _R, _R, _R, _R, _R, _R, v, _R) for v in (_COLS, _P, _AVG))
 
+# output, q, k, v of attn_output. It has no row for m or n if it is causal: which elements
+# are masked goes by the place of a row and a column in the whole.
+_OUTPUT: tuple[Row, ...] = (
+    (_R, _R, _R, _R),
+    (_COLS, _R, _R, _COLS),
+    (_P, _R, _R, _P),
+    (_AVG, _R, _R, _AVG),
+)
+_OUTPUT_UNMASKED: tuple[Row, ...] = (
+    (_ROWS, _ROWS, _R, _R),
+    (_P, _R, _ROWS, _ROWS),
+)
+# grad_q, grad_k, grad_v, grad_output, q, k, v. attn is made again of all of q and k, so
+# there is no row for d.
+_OUTPUT_BACKWARD: tuple[Row, ...] = (
+    (_R, _R, _R, _R, _R, _R, _R),
+    (_P, _P, _COLS, _COLS, _R, _R, _COLS),
+    (_P, _P, _P, _P, _R, _R, _R),
+    (_P, _P, _R, _R, _R, _R, _P),
+    (_AVG, _AVG, _AVG, _AVG, _R, _R, _R),
+    (_AVG, _AVG, _R, _R, _R, _R, _AVG),
+)
+_OUTPUT_BACKWARD_UNMASKED: tuple[Row, ...] = (
+    (_ROWS, _P, _P, _ROWS, _ROWS, _R, _R),
+    (_P, _ROWS, _ROWS, _R, _R, _ROWS, _ROWS),
+)
+# The same for a batch dimension in which k and v are 1, and q is not. Shard(0) stands for
+# that dimension.
+_SHARED: Row = (Shard(0), Shard(0), _R, _R)
+_SHARED_BACKWARD: Row = (Shard(0), _P, _P, Shard(0), Shard(0), _R, _R)
+
 
 def _fits(wanted: Placement, given: Placement) -> bool:
     """Whether what is given can be made what is wanted: not every release asks that."""
@@ -95,8 +126,13 @@ def _fits(wanted: Placement, given: Placement) -> bool:
     return type(given) is Partial and given.reduce_op == wanted.reduce_op
 
 
-def _expand(op_schema: OpSchema, rows: Sequence[Row], input_index: int) -> OpStrategy:
-    """The rows, and one for each batch dimension, over all of the mesh."""
+def _expand(
+    op_schema: OpSchema, rows: Sequence[Row], input_index: int, shared: Row = ()
+) -> OpStrategy:
+    """The rows, and one for each batch dimension, over all of the mesh.
+
+    Where k, the last argument but one, has 1 in place of such a dimension, that is ``shared``.
+    """
     args = op_schema.args_strategy
     names = [
         argument.name
@@ -119,7 +155,14 @@ def _expand(op_schema: OpSchema, rows: Sequence[Row], input_index: int) -> OpStr
 
     ndim = specs[0].ndim
     # In a batch, each matrix is a problem of its own.
-    batch = (tuple(x and Shard(dim) for x in rows[0]) for dim in range(ndim - 2))
+    whole = tuple(x and Shard(0) for x in rows[0])
+    batch = (
+        tuple(Shard(dim) if isinstance(x, Shard) else x for x in row)
+        for dim in range(ndim - 2)
+        for row in (
+            [shared] if shared and specs[-2].shape[dim] != specs[-3].shape[dim] else [whole]
+        )
+    )
     expanded = expand_to_full_mesh_op_strategy(
         mesh,
         op_schema,
@@ -170,3 +213,38 @@ def attn_backward_strategy(*args) -> OpStrategy:
         row = tuple(x if there else None for x, there in zip(row, exists))
         rows.setdefault(row[3:], row)  # of those for the same arguments the first
     return _expand(op_schema, [*rows.values()], input_index=3)
+
+
+@register_op_strategy(
+    aten.attn_output.default,
+    schema_info=RuntimeSchemaInfo(static_kwargkey=["is_causal"]),
+)
+def attn_output_strategy(*args) -> OpStrategy:
+    """attn_output by rows and keys unless it is causal, by columns of v or batch."""
+    op_schema = args[-1]
+    is_causal = op_schema.kwargs_schema.get("is_causal", False)
+    rows = _OUTPUT if is_causal else (*_OUTPUT, *_OUTPUT_UNMASKED)
+    return _expand(op_schema, rows, input_index=1, shared=_SHARED)
+
+
+@register_op_strategy(
+    aten._attn_output_backward.default,
+    schema_info=RuntimeSchemaInfo(static_argnum=4),
+)
+def attn_output_backward_strategy(*args) -> OpStrategy:
+    """The gradients of attn_output that there are, split like the forward."""
+    op_schema = args[-1]
+    is_causal, _, output_mask = op_schema.args_schema[4:7]
+    every = _OUTPUT_BACKWARD
+    if not is_causal:
+        every += _OUTPUT_BACKWARD_UNMASKED
+    exists = [*output_mask, *[True] * 4]
+
+    def existing(row: Row) -> Row:
+        return tuple(x if there else None for x, there in zip(row, exists))
+
+    rows: dict[Row, Row] = {}
+    for row in map(existing, every):
+        rows.setdefault(row[3:], row)
+    shared = existing(_SHARED_BACKWARD)
+    return _expand(op_schema, [*rows.values()], input_index=3, shared=shared)

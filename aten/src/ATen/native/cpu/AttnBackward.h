@@ -35,14 +35,16 @@ class GradBlocks {
             progress) {}
 
   // Adds a tile's product to a block. multiply(accumulate, dst) writes the
-  // product to dst, or adds it.
-  template <typename F>
+  // product to dst, or adds it. A tile for which is_zero(turn) adds nothing.
+  template <typename F, typename Z>
   void add(
       int64_t task,
       int64_t index,
       int64_t turn,
       const Matrix<S>& block,
-      const F& multiply) {
+      const F& multiply,
+      const Z& is_zero) {
+    const auto size = block.rows * block.cols;
     if (addends_ == 1) {
       multiply(false, block.data);
       return;
@@ -54,13 +56,24 @@ class GradBlocks {
       }
     };
     if (!is_shared_) {
-      multiply(turn > 0, total);
+      if (!is_zero(turn)) {
+        multiply(turn > 0, total);
+      } else if (turn == 0) {
+        std::fill_n(total, size, T(0));
+      }
       finish_last(turn);
       return;
     }
-    multiply(false, sums_.slot(task));
+    T* slot = sums_.slot(task);
+    if (!is_zero(turn)) {
+      multiply(false, slot);
+    } else if (turn == 0) {
+      std::fill_n(slot, size, T(0));
+    }
     sums_.hand_in(task, index, turn, [&](int64_t next, const T* addend) {
-      add_sum(next > 0, total, addend, block.rows * block.cols);
+      if (next == 0 || !is_zero(next)) {
+        add_sum(next > 0, total, addend, size);
+      }
       finish_last(next);
     });
   }
@@ -111,7 +124,8 @@ struct Grid {
   }
 };
 
-// With S̄ = (grad_output vᵀ + grad_attn) (1 - attn²):
+// With S̄ = scale (grad_output vᵀ + grad_attn) (1 - attn²), or 0 where attn is
+// masked:
 //   grad_q = S̄ k, grad_k = S̄ᵀ q, grad_v = attnᵀ grad_output
 template <typename S, typename Tiles>
 void backward_by(const BackwardArgs<S>& args, const Runtime& runtime) {
@@ -120,44 +134,48 @@ void backward_by(const BackwardArgs<S>& args, const Runtime& runtime) {
   const Grid<Tiles> grid(args.sizes);
   const auto tiles = grid.row_blocks * grid.col_blocks;
   const auto cols = std::min(grid.cols, n);
+  const auto group = args.group;
+  const auto groups = batch / group;
 
-  // Samples are processed some at a time, which bounds the memory of sums and
-  // of totals in T. If each sample is one thread's, there is one set a thread.
+  // Groups of samples are processed some at a time, which bounds the memory of
+  // sums and of totals in T. If each group is one thread's, there is one set a
+  // thread.
   constexpr int64_t MAX_TOTALS = 1 << 22, MAX_SUMS = 1 << 15;
   constexpr bool has_totals = !std::is_same_v<T, S>;
   const bool q_shared = grid.col_blocks > 1,
-             columns_shared = grid.row_blocks > 1;
-  const auto sums = (q_shared ? grid.row_blocks : 0) +
+             columns_shared = group * grid.row_blocks > 1;
+  const auto sums = (q_shared ? group * grid.row_blocks : 0) +
                     (columns_shared ? 2 * grid.col_blocks : 0);
   const auto q_size = std::min(grid.rows, m) * d;
   const auto k_size = cols * d, v_size = cols * e;
   const auto totals =
       !has_totals
           ? 0
-          : (q_shared ? grid.row_blocks * q_size : 0) +
+          : (q_shared ? group * grid.row_blocks * q_size : 0) +
                 (columns_shared ? grid.col_blocks * (k_size + v_size) : 0);
   const auto threads = runtime.threads(2 * args.sizes.work());
-  constexpr int64_t SAMPLES = 8;
-  const bool by_samples = threads == 1 || batch >= SAMPLES * threads;
-  const auto samples = by_samples
-                           ? batch
-                           : std::clamp<int64_t>(
-                                 std::min(
-                                     MAX_TOTALS / std::max<int64_t>(totals, 1),
-                                     MAX_SUMS / std::max<int64_t>(sums, 1)),
-                                 1,
-                                 batch);
-  const auto step = by_samples ? tiles * tasks_at_once(samples, threads)
-                               : tasks_at_once(samples * tiles, threads);
-  const typename Tiles::Layout layout(grid.rows, cols, d, e);
+  constexpr int64_t GROUPS = 8;
+  const bool by_groups = threads == 1 || groups >= GROUPS * threads;
+  const auto groups_at_once =
+      by_groups ? groups
+                : std::clamp<int64_t>(
+                      std::min(
+                          MAX_TOTALS / std::max<int64_t>(totals, 1),
+                          MAX_SUMS / std::max<int64_t>(sums, 1)),
+                      1,
+                      groups);
+  const auto samples = groups_at_once * group;
+  const auto step = by_groups ? group * tiles * tasks_at_once(groups, threads)
+                              : tasks_at_once(samples * tiles, threads);
+  const typename Tiles::Layout layout(args.sizes, grid.rows, cols, !args.attn);
   const Scratch<T> scratch(threads, layout.size, runtime);
   Progress progress;
 
   for (int64_t begin = 0; begin < batch && !progress.failed();
        begin += samples) {
     const auto count = std::min(samples, batch - begin);
-    const auto places = by_samples ? threads : count;
     const auto blocks_of = [&](bool wanted,
+                               int64_t places,
                                int64_t blocks,
                                int64_t addends,
                                int64_t stride,
@@ -167,24 +185,28 @@ void backward_by(const BackwardArgs<S>& args, const Runtime& runtime) {
           addends,
           stride,
           wanted ? size : 0,
-          wanted && !by_samples ? slots_for(size, threads, step) : 0,
+          wanted && !by_groups ? slots_for(size, threads, step) : 0,
           runtime,
           progress);
     };
     auto q_grad = blocks_of(
-        bool(args.grad_q), grid.row_blocks, grid.col_blocks, 1, q_size);
-    auto k_grad = blocks_of(
-        bool(args.grad_k),
-        grid.col_blocks,
+        bool(args.grad_q),
+        by_groups ? threads : count,
         grid.row_blocks,
         grid.col_blocks,
-        k_size);
-    auto v_grad = blocks_of(
-        bool(args.grad_v),
-        grid.col_blocks,
-        grid.row_blocks,
-        grid.col_blocks,
-        v_size);
+        1,
+        q_size);
+    const auto columns_of = [&](bool wanted, int64_t size) {
+      return blocks_of(
+          wanted,
+          by_groups ? threads : count / group,
+          grid.col_blocks,
+          group * grid.row_blocks,
+          grid.col_blocks,
+          size);
+    };
+    auto k_grad = columns_of(bool(args.grad_k), k_size);
+    auto v_grad = columns_of(bool(args.grad_v), v_size);
     run_in_order(
         runtime,
         count * tiles,
@@ -195,47 +217,67 @@ void backward_by(const BackwardArgs<S>& args, const Runtime& runtime) {
           const auto [sample, tile] = divide(task, tiles);
           const auto [row_block, col_block] = divide(tile, grid.col_blocks);
           const auto b = begin + sample;
-          const auto place = by_samples ? thread : sample;
+          const auto [in_group, member] = divide(sample, group);
+          const auto q_place = by_groups ? thread : sample;
+          const auto place = by_groups ? thread : in_group;
           const auto i = row_block * grid.rows;
           const auto j = col_block * grid.cols;
           const auto tile_rows = std::min(grid.rows, m - i);
           const auto tile_cols = std::min(grid.cols, n - j);
 
+          // Whether all of a tile is masked.
+          const auto is_masked = [&](int64_t row_tile, int64_t col_tile) {
+            const auto end = std::min((row_tile + 1) * grid.rows, m);
+            return args.form.kept(end - 1, n) <= col_tile * grid.cols;
+          };
+
           Tiles operations(layout, scratch[thread]);
-          operations.start(
-              {args.q[b].block(i, 0, tile_rows, d),
-               args.k[b].block(j, 0, tile_cols, d),
-               args.v[b].block(j, 0, tile_cols, e),
-               args.attn[b].block(i, j, tile_rows, tile_cols),
-               args.grad_output[b].block(
-                   i, 0, tile_rows, args.grad_output ? e : 0),
-               args.grad_attn[b].block(i, j, tile_rows, tile_cols)},
-              args.grad_q || args.grad_k);
+          if (!is_masked(row_block, col_block)) {
+            operations.start(
+                {args.q[b].block(i, 0, tile_rows, d),
+                 args.k[b].block(j, 0, tile_cols, d),
+                 args.v[b].block(j, 0, tile_cols, e),
+                 args.attn[b].block(i, j, tile_rows, tile_cols),
+                 args.grad_output[b].block(
+                     i, 0, tile_rows, args.grad_output ? e : 0),
+                 args.grad_attn[b].block(i, j, tile_rows, tile_cols),
+                 args.form.block(i, j)},
+                args.grad_q || args.grad_k);
+          }
           if (args.grad_q) {
             q_grad.add(
                 task,
-                place * grid.row_blocks + row_block,
+                q_place * grid.row_blocks + row_block,
                 col_block,
                 args.grad_q[b].block(i, 0, tile_rows, d),
                 [&](bool accumulate, auto* dst) {
                   operations.add_grad_q(accumulate, dst);
+                },
+                [&, row_block = row_block](int64_t turn) {
+                  return is_masked(row_block, turn);
                 });
           }
-          const auto add_to_columns =
-              [&, place, row_block = row_block, col_block = col_block](
-                  const MatrixBatch<S>& grads,
-                  GradBlocks<S, Tiles>& blocks,
-                  int64_t width,
-                  const auto& multiply) {
-                if (grads) {
-                  blocks.add(
-                      task,
-                      place * grid.col_blocks + col_block,
-                      row_block,
-                      grads[b].block(j, 0, tile_cols, width),
-                      multiply);
-                }
-              };
+          const auto add_to_columns = [&,
+                                       place,
+                                       col_block = col_block,
+                                       turn = member * grid.row_blocks +
+                                              row_block](
+                                          const MatrixBatch<S>& grads,
+                                          GradBlocks<S, Tiles>& blocks,
+                                          int64_t width,
+                                          const auto& multiply) {
+            if (grads) {
+              blocks.add(
+                  task,
+                  place * grid.col_blocks + col_block,
+                  turn,
+                  grads[b].block(j, 0, tile_cols, width),
+                  multiply,
+                  [&](int64_t next) {
+                    return is_masked(next % grid.row_blocks, col_block);
+                  });
+            }
+          };
           add_to_columns(
               args.grad_k, k_grad, d, [&](bool accumulate, auto* dst) {
                 operations.add_grad_k(accumulate, dst);

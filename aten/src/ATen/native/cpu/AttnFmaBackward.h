@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/native/cpu/AttnFewColumns.h>
+#include <ATen/native/cpu/AttnForward.h>
 #include <ATen/native/cpu/AttnScores.h>
 
 namespace at::native::attn_cpu {
@@ -13,39 +14,55 @@ class FmaBackward {
  public:
   using T = at::opmath_type<S>;
   using Few = FewColumns<T>;
-  static constexpr int64_t ROW_STEP = 4;
+  static constexpr int64_t ROW_STEP = FmaProducts<T>::MR;
   static constexpr int64_t LONGEST = 8;
   // With 48 rows, packing and adding for each tile take up to a third of the
   // time (96 x 96, d = 300).
   static constexpr int64_t MIN_TILE = 96;
 
   // Offsets in the scratch memory, in elements of T, for tiles of at most
-  // `rows` rows and `cols` columns of attn.
+  // `rows` rows and `cols` columns of attn, which is made again or not.
   struct Layout {
     bool transposed;
     ScratchLayout scratch;
     typename Few::Layout few;
-    typename Scores<S>::Layout scores;
+    ScratchLayout again; // grad_output vᵀ and q kᵀ use the same memory
+    typename Scores<S>::Layout grads, scores;
     int64_t tile, attn_tile, grad_tile, products, size;
 
-    Layout(int64_t rows, int64_t cols, int64_t d, int64_t e)
-        : transposed(Few::fits(cols)),
+    Layout(const Sizes& sizes, int64_t rows, int64_t cols, bool makes_attn)
+        : transposed(Few::fits(cols) && sizes.m > sizes.n),
           few(scratch, std::max(rows, cols)),
-          scores(
+          again(scratch),
+          grads(
               scratch,
-              transposed ? cols : rows,
+              transposed ? cols : std::min(rows, sizes.m),
               transposed ? cols : rows,
               transposed ? rows : cols,
-              e,
+              sizes.e,
               false,
               Fma::packed_size(
-                  std::max(rows, cols), std::min(NC, std::max(d, e)))) {
+                  std::max(rows, cols),
+                  std::min(NC, std::max(sizes.d, sizes.e)))),
+          // The same sums as the forward's.
+          scores(
+              again,
+              transposed ? cols : sizes.m,
+              transposed ? cols : rows,
+              transposed ? rows : cols,
+              sizes.d,
+              false,
+              0) {
+      if (makes_attn) {
+        scratch.extend_to(again);
+      }
       const auto elements =
           transposed ? tile_size<T>(cols, rows) : tile_size<T>(rows, cols);
       tile = scratch.add(elements);
       attn_tile = scratch.add(elements);
       grad_tile = scratch.add(elements);
-      products = scratch.add(Fma::sums_size(std::min(NC, std::max(d, e))));
+      products =
+          scratch.add(Fma::sums_size(std::min(NC, std::max(sizes.d, sizes.e))));
       size = scratch.size();
     }
   };
@@ -53,6 +70,7 @@ class FmaBackward {
   FmaBackward(const Layout& layout, T* scratch)
       : transposed_(layout.transposed),
         few_(layout.few, scratch),
+        grads_(layout.grads, scratch),
         scores_(layout.scores, scratch),
         tile_(scratch + layout.tile),
         attn_tile_(scratch + layout.attn_tile),
@@ -60,16 +78,23 @@ class FmaBackward {
         products_(scratch + layout.products) {}
 
   void start(const Tile<S>& matrices, bool with_scores) {
-    const auto& [q, k, v, attn, grad_output, grad_attn] = matrices;
+    const auto& [q, k, v, attn, grad_output, grad_attn, form] = matrices;
+    rows_ = q.rows;
+    all_cols_ = k.rows;
+    cols_ = form.kept(rows_ - 1, all_cols_); // the rest are masked
     q_ = q;
-    k_ = k;
+    k_ = k.block(0, 0, cols_, k.cols);
     grad_output_ = grad_output;
-    rows_ = attn.rows;
-    cols_ = attn.cols;
     const auto rows = transposed_ ? cols_ : rows_;
     const auto cols = transposed_ ? rows_ : cols_;
     ld_ = tile_ld<T>(cols);
-    copy_rows(attn_tile_, ld_, transposed_ ? attn.t() : attn);
+    if (attn.data != nullptr) {
+      copy_rows(attn_tile_, ld_, transposed_ ? attn.t() : attn);
+    } else {
+      scores_.product(
+          false, transposed_ ? k_ : q, transposed_ ? q : k_, attn_tile_, ld_);
+      make_attn<S>(rows, cols, form, transposed_, attn_tile_, ld_);
+    }
     clear_edges(attn_tile_, rows, cols, ld_);
     clear_edges(tile_, rows, cols, ld_);
     if (!with_scores) {
@@ -81,12 +106,13 @@ class FmaBackward {
     }
     if (transposed_) {
       // Without grad_output the product has no terms.
-      const auto v_terms = v.block(0, 0, v.rows, grad_output.cols);
-      scores_.product(false, v_terms, grad_output, tile_, ld_);
+      const auto v_terms = v.block(0, 0, cols_, grad_output.cols);
+      grads_.product(false, v_terms, grad_output, tile_, ld_);
     } else {
-      scores_.product(false, grad_output, v, tile_, ld_);
+      const auto v_rows = v.block(0, 0, cols_, v.cols);
+      grads_.product(false, grad_output, v_rows, tile_, ld_);
     }
-    finish(rows, cols, has_grad);
+    finish(rows, cols, has_grad, form);
   }
 
   template <typename O>
@@ -96,6 +122,7 @@ class FmaBackward {
   template <typename O>
   void add_grad_k(bool accumulate, O* total) {
     add_to(accumulate, cols_, {tile_, ld_, !transposed_}, q_, total);
+    clear_masked(accumulate, q_.cols, total);
   }
   template <typename O>
   void add_grad_v(bool accumulate, O* total) {
@@ -105,13 +132,15 @@ class FmaBackward {
         {attn_tile_, ld_, !transposed_},
         grad_output_,
         total);
+    clear_masked(accumulate, grad_output_.cols, total);
   }
 
  private:
   using Fma = FmaProducts<T>;
 
-  // tile = (tile + grad_attn) (1 - attn²)
-  void finish(int64_t rows, int64_t cols, bool has_grad) {
+  // tile = scale (tile + grad_attn) (1 - attn²), or 0 where it is masked
+  void finish(int64_t rows, int64_t cols, bool has_grad, const Form& form) {
+    const Pair<T> scale(static_cast<T>(form.scale));
     for (const auto i : c10::irange(rows)) {
       T* tile = tile_ + i * ld_;
       for (int64_t j = 0; j < cols; j += pair_size<T>) {
@@ -119,9 +148,18 @@ class FmaBackward {
         if (has_grad) {
           x = x + load<T>(grad_tile_ + i * ld_ + j);
         }
-        store(tile + j, tanh_backward(x, load<T>(attn_tile_ + i * ld_ + j)));
+        const auto y = load<T>(attn_tile_ + i * ld_ + j);
+        store(tile + j, tanh_backward(x, y) * scale);
       }
+      mask_row(tile, i, cols, form, transposed_);
     }
+  }
+
+  // Writes zeros in the rows of a total that belong to masked columns.
+  template <typename O>
+  void clear_masked(bool accumulate, int64_t width, O* total) const {
+    const auto masked = accumulate ? 0 : all_cols_ - cols_;
+    std::fill_n(total + cols_ * width, masked * width, O(0));
   }
 
   // out (+)= a x, where a is a tile or its transpose. An out of lower precision
@@ -145,7 +183,7 @@ class FmaBackward {
                      products_, accumulate, rows, a, part, out + p, x.cols)) {
         continue;
       }
-      const auto right = Fma::right(scores_.panels(), part, rows, few);
+      const auto right = Fma::right(grads_.panels(), part, rows, few);
       Fma::product_by(
           products_, accumulate, rows, cols, a, right, out + p, x.cols);
     }
@@ -153,9 +191,9 @@ class FmaBackward {
 
   bool transposed_;
   Few few_;
-  Scores<S> scores_;
+  Scores<S> grads_, scores_;
   T *tile_, *attn_tile_, *grad_tile_, *products_;
-  int64_t rows_ = 0, cols_ = 0, ld_ = 0;
+  int64_t rows_ = 0, cols_ = 0, all_cols_ = 0, ld_ = 0;
   Matrix<const S> q_{}, k_{}, grad_output_{};
 };
 

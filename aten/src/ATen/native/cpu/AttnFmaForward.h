@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/native/cpu/AttnFewColumns.h>
+#include <ATen/native/cpu/AttnForward.h>
 #include <ATen/native/cpu/AttnScores.h>
 
 namespace at::native::attn_cpu {
@@ -63,20 +64,30 @@ class FmaForward {
       const Matrix<const S>& k,
       const Matrix<const S>& v,
       const Matrix<S>& attn,
+      const Form& form,
       bool stream,
       O* out) {
+    bool next = false;
     for (int64_t i = 0; i < q.rows; i += layout_.chunk) {
       const auto rows = std::min(layout_.chunk, q.rows - i);
+      const auto chunk_form = form.block(i, 0);
+      if (chunk_form.kept(rows - 1, k.rows) == 0) {
+        std::fill_n(out + i * v.cols, accumulate ? 0 : rows * v.cols, O(0));
+        continue;
+      }
       const auto q_rows = q.block(i, 0, rows, q.cols);
       const auto attn_rows = attn.block(i, 0, rows, attn.cols);
       if (layout_.transposed) {
         make_scores(false, k, q_rows);
-        finish_transposed(attn_rows);
+        make_attn<S>(k.rows, rows, chunk_form, true, tile_, ld_);
+        store_transposed(attn_rows);
       } else {
-        make_scores(i > 0, q_rows, k);
-        finish(attn_rows, stream);
+        make_scores(next, q_rows, k);
+        make_attn<S>(
+            rows, k.rows, chunk_form, false, tile_, ld_, attn_rows, stream);
       }
-      add_output(accumulate, i == 0, rows, q.rows, v, out + i * v.cols);
+      add_output(accumulate, !next, rows, q.rows, v, out + i * v.cols);
+      next = true;
     }
   }
 
@@ -94,29 +105,12 @@ class FmaForward {
     scores_.product(next, a, b, tile_, ld_);
   }
 
-  // attn = tile = tanh(tile)
-  void finish(const Matrix<S>& attn, bool stream) {
-    for (const auto i : c10::irange(attn.rows)) {
-      S* dst = attn.data + i * attn.row_stride;
-      T* tile = tile_ + i * ld_;
-      for (int64_t j = 0; j < attn.cols; j += pair_size<T>) {
-        const auto x = attn_tanh_for<S>(load<T>(tile + j), attn.cols - j);
-        store(dst + j, x, attn.cols - j, stream);
-        store(tile + j, round_to<S>(x), attn.cols - j);
-      }
+  // attn = tileᵀ, if attn is stored
+  void store_transposed(const Matrix<S>& attn) {
+    if (attn.data == nullptr) {
+      return;
     }
-  }
-
-  // attn = tileᵀ, tile = tanh(tile)
-  void finish_transposed(const Matrix<S>& attn) {
     const auto rows = attn.rows, cols = attn.cols;
-    for (const auto j : c10::irange(cols)) {
-      T* tile = tile_ + j * ld_;
-      for (int64_t i = 0; i < rows; i += pair_size<T>) {
-        const auto x = attn_tanh_for<S>(load<T>(tile + i), rows - i);
-        store(tile + i, round_to<S>(x), rows - i);
-      }
-    }
     const T* result = tile_;
     if (cols > 1) {
       transpose(tile_, ld_, attn_, cols, cols, rows);

@@ -43,7 +43,49 @@ class RowGroups {
   int64_t rows_, step_, group_steps_, more_, largest_;
 };
 
-// attn = tanh(q kᵀ), output = attn v
+// Writes zeros where row i of a tile is masked. `transposed`: it is a column of
+// attn.
+template <typename T>
+void mask_row(
+    T* row, int64_t i, int64_t cols, const Form& form, bool transposed) {
+  if (form.diagonal == Form::NO_DIAGONAL) {
+    return;
+  }
+  const auto masked = std::clamp<int64_t>(i - form.diagonal, 0, cols);
+  const auto kept = transposed ? cols : form.kept(i, cols);
+  std::fill_n(row, transposed ? masked : 0, T(0));
+  std::fill(row + kept, row + cols, T(0));
+}
+
+// tile = tanh(scale tile), or 0 where it is masked. Stores it as `attn` too, if
+// that has data: then nothing is masked.
+template <typename S, typename T>
+void make_attn(
+    int64_t rows,
+    int64_t cols,
+    const Form& form,
+    bool transposed,
+    T* tile,
+    int64_t ld,
+    const Matrix<S>& attn = {},
+    bool stream = false) {
+  const Pair<T> scale(static_cast<T>(form.scale));
+  for (const auto i : c10::irange(rows)) {
+    T* row = tile + i * ld;
+    S* dst = attn.data + i * attn.row_stride;
+    for (int64_t j = 0; j < cols; j += pair_size<T>) {
+      const auto count = cols - j;
+      const auto x = attn_tanh_for<S>(load<T>(row + j) * scale, count);
+      if (attn.data != nullptr) {
+        store(dst + j, x, count, stream);
+      }
+      store(row + j, round_to<S>(x), count);
+    }
+    mask_row(row, i, cols, form, transposed);
+  }
+}
+
+// attn = tanh(scale q kᵀ), output = attn v
 template <typename S, typename Tiles>
 void forward_by(const ForwardArgs<S>& args, const Runtime& runtime) {
   using T = typename Tiles::T;
@@ -72,6 +114,7 @@ void forward_by(const ForwardArgs<S>& args, const Runtime& runtime) {
   // A large attn is stored past the caches. A small one may be read soon.
   constexpr int64_t STREAMED = 8 << 20;
   const bool stream =
+      args.attn &&
       batch * m * n * static_cast<int64_t>(sizeof(S)) >= STREAMED &&
       reinterpret_cast<uintptr_t>(args.attn.data) % 64 == 0 &&
       n * sizeof(S) % 64 == 0;
@@ -118,7 +161,9 @@ void forward_by(const ForwardArgs<S>& args, const Runtime& runtime) {
         T* acc = by_blocks ? sums.slot(task) : scratch[thread];
         Tiles tiles(layout, scratch[thread] + own_size);
         const auto begin = by_blocks ? col_group * NC : 0;
-        const auto end = by_blocks ? std::min(n, begin + NC) : n;
+        // The columns after these are masked in all rows of the task.
+        const auto kept = args.form.kept(i + rows - 1, n);
+        const auto end = by_blocks ? std::min(n, begin + NC) : kept;
         const auto forward = [&](auto* out) {
           for (int64_t j = begin; j < end; j += NC) {
             const auto cols = std::min(NC, n - j);
@@ -128,6 +173,7 @@ void forward_by(const ForwardArgs<S>& args, const Runtime& runtime) {
                 k.block(j, 0, cols, d),
                 v.block(j, 0, cols, e),
                 attn.block(i, j, rows, cols),
+                args.form.block(i, j),
                 stream,
                 out);
           }

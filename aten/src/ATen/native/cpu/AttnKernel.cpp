@@ -60,8 +60,10 @@ void attn_kernel(
     const Tensor& attn,
     const Tensor& q,
     const Tensor& k,
-    const Tensor& v) {
-  const auto sizes = attn_cpu::sizes_of(q, v, attn);
+    const Tensor& v,
+    bool is_causal,
+    double scale) {
+  const auto sizes = attn_cpu::sizes_of(q, v, is_causal);
   if (sizes.batch == 0) { // no attn: a sum without terms
     output.zero_();
     return;
@@ -75,7 +77,8 @@ void attn_kernel(
             attn_cpu::batch_of<S>(attn),
             attn_cpu::batch_of<const S>(q),
             attn_cpu::batch_of<const S>(k),
-            attn_cpu::batch_of<const S>(v)};
+            attn_cpu::batch_of<const S>(v),
+            attn_cpu::form_of(is_causal, scale)};
         attn_cpu::forward(args, attn_cpu::aten_runtime());
       });
 }
@@ -85,14 +88,20 @@ void attn_backward_kernel(
     const Tensor& q,
     const Tensor& k,
     const Tensor& v,
-    const Tensor& attn) {
-  const auto sizes = attn_cpu::sizes_of(q, v, attn);
-  if (sizes.batch == 0) {
-    for (const auto& grad : {grads.grad_q, grads.grad_k, grads.grad_v}) {
-      if (grad.defined()) {
-        grad.zero_();
-      }
+    const Tensor& attn,
+    bool is_causal,
+    double scale,
+    int64_t group) {
+  const auto sizes = attn_cpu::sizes_of(q, v, is_causal);
+  const auto set_zero = [](const Tensor& grad, int64_t begin) {
+    if (grad.defined() && begin < grad.size(-2)) {
+      grad.slice(-2, begin).zero_();
     }
+  };
+  set_zero(grads.grad_q, sizes.batch == 0 ? 0 : sizes.m);
+  set_zero(grads.grad_k, sizes.batch == 0 ? 0 : sizes.n);
+  set_zero(grads.grad_v, sizes.batch == 0 ? 0 : sizes.n);
+  if (sizes.batch == 0) {
     return;
   }
   AT_DISPATCH_FLOATING_TYPES_AND2(
@@ -108,7 +117,9 @@ void attn_backward_kernel(
             attn_cpu::batch_of<const S>(q),
             attn_cpu::batch_of<const S>(k),
             attn_cpu::batch_of<const S>(v),
-            attn_cpu::batch_of<const S>(attn)};
+            attn_cpu::batch_of<const S>(attn),
+            attn_cpu::form_of(is_causal, scale),
+            group};
         attn_cpu::backward(args, attn_cpu::aten_runtime());
       });
 }

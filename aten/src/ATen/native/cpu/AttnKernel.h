@@ -16,25 +16,32 @@ constexpr int64_t ATTN_MAX_WIDTH = 1024;
 bool has_attn_kernel(const Tensor& q, const Tensor& v);
 
 // Fills output and attn, which are contiguous, from q, k and v of any strides.
+// If attn is undefined, it is not stored.
 using attn_fn = void (*)(
     const Tensor& output,
     const Tensor& attn,
     const Tensor& q,
     const Tensor& k,
-    const Tensor& v);
+    const Tensor& v,
+    bool is_causal,
+    double scale);
 
 DECLARE_DISPATCH(attn_fn, attn_stub)
 
 struct AttnGradients;
 
 // Fills the gradients that are wanted, from q, k, v, attn and given gradients
-// of any strides.
+// of any strides. If attn is undefined, it is computed again. Each `group`
+// successive samples share k, v and their gradients, by strides of 0.
 using attn_backward_fn = void (*)(
     const AttnGradients& grads,
     const Tensor& q,
     const Tensor& k,
     const Tensor& v,
-    const Tensor& attn);
+    const Tensor& attn,
+    bool is_causal,
+    double scale,
+    int64_t group);
 
 DECLARE_DISPATCH(attn_backward_fn, attn_backward_stub)
 

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 
 // The arguments of the kernels: pointers, sizes and strides.
 
@@ -80,27 +82,53 @@ struct Sizes {
   }
 };
 
-// output and attn are contiguous.
+// How attn is made of the scores: attn[i][j] = tanh(scale scores[i][j]), but 0
+// for j > i + diagonal.
+struct Form {
+  static constexpr int64_t NO_DIAGONAL =
+      std::numeric_limits<int64_t>::max() / 2;
+
+  double scale = 1;
+  int64_t diagonal = NO_DIAGONAL; // 0: causal
+
+  // Returns the form of the block that begins at attn[row][col].
+  Form block(int64_t row, int64_t col) const {
+    const bool masks = diagonal != NO_DIAGONAL;
+    return {scale, masks ? diagonal + row - col : NO_DIAGONAL};
+  }
+  // Returns how many of the first `cols` columns of a row are not masked.
+  int64_t kept(int64_t row, int64_t cols) const {
+    return std::clamp<int64_t>(row + 1 + diagonal, 0, cols);
+  }
+};
+
+// output and attn are contiguous. If attn has no data, it is not stored.
 template <typename S>
 struct ForwardArgs {
   Sizes sizes;
   MatrixBatch<S> output, attn;
   MatrixBatch<const S> q, k, v;
+  Form form = {};
 };
 
 // The gradients that are wanted are contiguous. Those not wanted, and given
-// gradients that are zero, have no data.
+// gradients that are zero, have no data. If attn has no data, it is computed
+// again. Each `group` successive samples share k, v and their gradients.
 template <typename S>
 struct BackwardArgs {
   Sizes sizes;
   MatrixBatch<S> grad_q, grad_k, grad_v;
   MatrixBatch<const S> grad_output, grad_attn, q, k, v, attn;
+  Form form = {};
+  int64_t group = 1;
 };
 
-// The inputs of a tile's backward. A gradient that is zero has no data.
+// The inputs of a tile's backward. A gradient that is zero, and an attn that is
+// not stored, have no data.
 template <typename S>
 struct Tile {
   Matrix<const S> q, k, v, attn, grad_output, grad_attn;
+  Form form;
 };
 
 } // namespace CPU_CAPABILITY

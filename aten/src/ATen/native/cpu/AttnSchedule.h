@@ -48,6 +48,10 @@ class ScratchLayout {
     size_ += (count + 63) / 64 * 64;
     return begin;
   }
+  // Makes the memory as large as that of another layout.
+  void extend_to(const ScratchLayout& other) {
+    size_ = std::max(size_, other.size_);
+  }
   int64_t size() const {
     return size_;
   }

@@ -5,6 +5,7 @@
 #include <ATen/native/cpu/AttnMatrix.h>
 #include <ATen/native/cpu/AttnSchedule.h>
 #include <c10/core/impl/alloc_cpu.h>
+#include <c10/util/accumulate.h>
 #include <c10/util/irange.h>
 
 #include <algorithm>
@@ -54,9 +55,16 @@ MatrixBatch<S> batch_of(const Tensor& x) {
   return {data, x.sizes().data(), x.strides().data(), x.dim()};
 }
 
-inline Sizes sizes_of(const Tensor& q, const Tensor& v, const Tensor& attn) {
-  const auto m = q.size(-2), n = v.size(-2);
-  const auto batch = m * n == 0 ? 0 : attn.numel() / (m * n);
+inline Form form_of(bool is_causal, double scale) {
+  return {scale, is_causal ? 0 : Form::NO_DIAGONAL};
+}
+
+// If is_causal, the columns of attn that are masked in all rows don't count.
+inline Sizes sizes_of(const Tensor& q, const Tensor& v, bool is_causal) {
+  const auto m = q.size(-2);
+  const auto n = is_causal ? std::min(m, v.size(-2)) : v.size(-2);
+  const auto dims = q.sizes().slice(0, q.dim() - 2);
+  const auto batch = m * n == 0 ? 0 : c10::multiply_integers(dims);
   return {batch, m, n, q.size(-1), v.size(-1)};
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <ATen/native/cpu/AttnCopy.h>
+#include <ATen/native/cpu/AttnForward.h>
 
 #include <cmath>
 
@@ -30,10 +30,13 @@ class TinyProducts {
 #endif
   }
 
-  // out = a x
+  // out (+)= a x
   template <typename A, typename O>
   static void multiply(
-      const Matrix<const A>& a, const Matrix<const S>& x, O* out) {
+      const Matrix<const A>& a,
+      const Matrix<const S>& x,
+      O* out,
+      bool accumulate = false) {
     for (const auto i : c10::irange(a.rows)) {
       for (const auto j : c10::irange(x.cols)) {
         T sum(0);
@@ -41,11 +44,37 @@ class TinyProducts {
           sum = multiply_add(
               static_cast<T>(a.at(i, p)), static_cast<T>(x.at(p, j)), sum);
         }
+        if (accumulate) { // only to totals, which are of T
+          sum += static_cast<T>(*out);
+        }
         *out++ = static_cast<O>(sum);
       }
     }
   }
 };
+
+// attn = tanh(scale q kᵀ), 0 beyond the diagonal
+template <typename S>
+void make_tiny_attn(
+    const Matrix<const S>& q,
+    const Matrix<const S>& k,
+    const Form& form,
+    S* attn) {
+  using T = at::opmath_type<S>;
+  const auto size = q.rows * k.rows;
+  alignas(64) T scores[TinyProducts<S>::MAX_SIZE + pair_size<T>];
+  TinyProducts<S>::multiply(q, k.t(), scores);
+  std::fill_n(scores + size, pair_size<T>, T(0)); // the last load reads these
+  const Pair<T> scale(static_cast<T>(form.scale));
+  for (int64_t i = 0; i < size; i += pair_size<T>) {
+    const auto count = size - i;
+    const auto x = attn_tanh_for<S>(load<T>(scores + i) * scale, count);
+    store(attn + i, x, count);
+  }
+  for (const auto i : c10::irange(q.rows)) {
+    mask_row(attn + i * k.rows, i, k.rows, form, false);
+  }
+}
 
 // The forward of a tiny sample. See Note [Tiles of attn].
 template <typename S>
@@ -68,21 +97,15 @@ class TinyForward {
       const Matrix<const S>& k,
       const Matrix<const S>& v,
       const Matrix<S>& attn,
+      const Form& form,
       bool /*stream*/,
       O* out) {
-    const auto size = q.rows * k.rows;
-    TinyProducts<S>::multiply(q, k.t(), attn_);
-    std::fill_n(attn_ + size, pair_size<T>, T(0)); // the last load reads these
-    for (int64_t i = 0; i < size; i += pair_size<T>) {
-      const auto count = size - i;
-      const auto x = attn_tanh_for<S>(load<T>(attn_ + i), count);
-      store(attn.data + i, x, count);
-    }
-    TinyProducts<S>::template multiply<S>(attn, v, out);
+    S own[TinyProducts<S>::MAX_SIZE];
+    S* made = attn.data != nullptr ? attn.data : own;
+    make_tiny_attn(q, k, form, made);
+    const Matrix<const S> made_attn{made, q.rows, k.rows, k.rows, 1};
+    TinyProducts<S>::multiply(made_attn, v, out);
   }
-
- private:
-  alignas(64) T attn_[TinyProducts<S>::MAX_SIZE + pair_size<T>];
 };
 
 // The backward of a tiny sample.
@@ -96,17 +119,21 @@ class TinyBackward {
 
   struct Layout {
     int64_t size = 0;
-    Layout(int64_t, int64_t, int64_t, int64_t) {}
+    Layout(const Sizes&, int64_t, int64_t, bool) {}
   };
 
   TinyBackward(const Layout& /*layout*/, T* /*scratch*/) {}
 
   void start(const Tile<S>& tile, bool with_scores) {
     tile_ = tile;
+    auto& attn = tile_.attn;
+    if (attn.data == nullptr) {
+      make_tiny_attn(tile.q, tile.k, tile.form, attn_);
+      attn = {attn_, tile.q.rows, tile.k.rows, tile.k.rows, 1};
+    }
     if (!with_scores) {
       return;
     }
-    const auto& attn = tile.attn;
     if (tile.grad_output.data != nullptr) {
       TinyProducts<S>::multiply(tile.grad_output, tile.v.t(), scores_);
     } else {
@@ -119,8 +146,10 @@ class TinyBackward {
           *x += static_cast<T>(tile.grad_attn.at(i, j));
         }
         const T y = static_cast<T>(attn.at(i, j));
-        *x++ *= TinyProducts<S>::multiply_add(-y, y, T(1));
+        *x *= TinyProducts<S>::multiply_add(-y, y, T(1));
+        *x++ *= static_cast<T>(tile.form.scale);
       }
+      mask_row(scores_ + i * attn.cols, i, attn.cols, tile.form, false);
     }
   }
 
@@ -129,12 +158,13 @@ class TinyBackward {
     TinyProducts<S>::multiply(scores(), tile_.k, grad);
   }
   template <typename O>
-  void add_grad_k(bool /*accumulate*/, O* grad) {
-    TinyProducts<S>::multiply(scores().t(), tile_.q, grad);
+  void add_grad_k(bool accumulate, O* grad) {
+    TinyProducts<S>::multiply(scores().t(), tile_.q, grad, accumulate);
   }
   template <typename O>
-  void add_grad_v(bool /*accumulate*/, O* grad) {
-    TinyProducts<S>::multiply(tile_.attn.t(), tile_.grad_output, grad);
+  void add_grad_v(bool accumulate, O* grad) {
+    const auto attn_t = tile_.attn.t();
+    TinyProducts<S>::multiply(attn_t, tile_.grad_output, grad, accumulate);
   }
 
  private:
@@ -144,6 +174,7 @@ class TinyBackward {
   }
 
   T scores_[TinyProducts<S>::MAX_SIZE];
+  S attn_[TinyProducts<S>::MAX_SIZE];
   Tile<S> tile_{};
 };
 

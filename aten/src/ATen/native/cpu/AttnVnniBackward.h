@@ -21,22 +21,24 @@ class VnniBackward {
   static constexpr int64_t MIN_TILE = 192;
 
   // Offsets in the scratch memory, in elements of T, for tiles of at most
-  // `rows` rows and `cols` columns.
+  // `rows` rows and `cols` columns of attn, which is made again or not.
   struct Layout {
-    int64_t acc, left, right, tile, size;
+    int64_t acc, left, right, tile, attn, size;
 
-    Layout(int64_t rows, int64_t cols, int64_t d, int64_t e) {
-      const auto width = std::max(d, e);
+    Layout(const Sizes& sizes, int64_t rows, int64_t cols, bool makes_attn) {
+      const auto width = std::max(sizes.d, sizes.e);
       ScratchLayout layout;
       acc = layout.add(MC * BRGEMM_LD);
       left = layout.add(
           std::max(
-              Products::left_size(rows, e), Products::left_size(cols, rows)));
+              Products::left_size(rows, width),
+              Products::left_size(cols, rows)));
       right = layout.add(
           std::max(
-              Products::right_size(e, cols),
+              Products::right_size(width, cols),
               Products::right_size(std::max(rows, cols), width)));
       tile = layout.add(Products::left_size(rows, cols));
+      attn = layout.add(makes_attn ? Products::left_size(rows, cols) : 0);
       size = layout.size();
     }
   };
@@ -45,14 +47,18 @@ class VnniBackward {
       : acc_(scratch + layout.acc),
         left_(reinterpret_cast<S*>(scratch + layout.left)),
         right_(reinterpret_cast<S*>(scratch + layout.right)),
-        tile_{reinterpret_cast<S*>(scratch + layout.tile), 0, 0} {}
+        tile_{reinterpret_cast<S*>(scratch + layout.tile), 0, 0},
+        attn_{reinterpret_cast<S*>(scratch + layout.attn), 0, 0} {}
 
   void start(const Tile<S>& matrices, bool with_scores) {
     matrices_ = matrices;
+    if (matrices.attn.data == nullptr) {
+      make_attn();
+    }
     if (!with_scores) {
       return;
     }
-    const auto& [q, k, v, attn, grad_output, grad_attn] = matrices;
+    const auto& [q, k, v, attn, grad_output, grad_attn, form] = matrices_;
     tile_ = {tile_.data, attn.rows, attn.cols};
     const bool has_product = grad_output.data != nullptr;
     typename Products::Left a{};
@@ -93,6 +99,28 @@ class VnniBackward {
   static constexpr auto MC = Products::MC, W = Products::W;
   static constexpr int64_t AHEAD = 6; // lines are prefetched 6 rows ahead
 
+  // attn = tanh(scale q kᵀ), or 0 where it is masked: with the forward's bits
+  void make_attn() {
+    const auto& [q, k, v, attn, grad_output, grad_attn, form] = matrices_;
+    const auto a = Products::left(left_, q);
+    const auto b = Products::right(right_, k.t());
+    attn_ = {attn_.data, q.rows, k.rows};
+    for (int64_t row = 0; row < q.rows; row += MC) {
+      Products::multiply(a, row, b, acc_);
+      for (auto i = row; i < std::min(q.rows, row + MC); ++i) {
+        const T* scores = acc_ + (i - row) * BRGEMM_LD;
+        Products::for_vectors(
+            k.rows,
+            [&](int64_t col, int64_t count) C10_ALWAYS_INLINE_ATTRIBUTE {
+              const auto x = Products::attn_of(scores + col, count, form);
+              x.store(attn_.at(i, col));
+            });
+        mask_row(attn_.at(i, 0), i, k.rows, form, false);
+      }
+    }
+    matrices_.attn = {attn_.data, q.rows, k.rows, attn_.row_stride, 1};
+  }
+
   // total (+)= aᵀ x
   template <typename O>
   void add_transposed(
@@ -110,6 +138,7 @@ class VnniBackward {
   void finish_rows(int64_t begin) {
     const auto& attn = matrices_.attn;
     const auto& grad_attn = matrices_.grad_attn;
+    const Pair<T> scale(static_cast<T>(matrices_.form.scale));
     const auto end = std::min(attn.rows, begin + MC);
     for (int64_t i = begin; i < end; ++i) {
       // Rows of attn are far apart in memory.
@@ -130,8 +159,9 @@ class VnniBackward {
                   sum + as_float(Products::load_row(grad_attn, i, col, count));
             }
             const auto y = as_float(Products::load_row(attn, i, col, count));
-            Micro::round(tanh_backward(sum, y)).store(tile_.at(i, col));
+            Micro::round(tanh_backward(sum, y) * scale).store(tile_.at(i, col));
           });
+      mask_row(tile_.at(i, 0), i, attn.cols, matrices_.form, false);
     }
   }
 
@@ -142,7 +172,7 @@ class VnniBackward {
 
   T* acc_;
   S *left_, *right_;
-  typename Products::Left tile_;
+  typename Products::Left tile_, attn_;
   Tile<S> matrices_{};
   typename Micro::Context context_;
 };

@@ -93,6 +93,47 @@ def error_inputs_attn(op_info, device, **kwargs):
         )
 
 
+# What attn_output takes besides, and sizes of a batch that samples share.
+OPTIONS = ({}, {"is_causal": True}, {"scale": 0.5}, {"is_causal": True, "scale": -2.0})
+SHARED = (
+    ((2, 3), (2, 1)),  # heads in groups
+    ((2, 3), (1, 3)),
+    ((2, 1, 2), (1, 1, 1)),
+)
+
+
+def sample_inputs_attn_output(op_info, device, dtype, requires_grad, **kwargs):
+    for sample in sample_inputs_attn(op_info, device, dtype, requires_grad, **kwargs):
+        for options in OPTIONS:
+            yield SampleInput(sample.input, args=sample.args, kwargs=options)
+    make = partial(
+        make_tensor, device=device, dtype=dtype, requires_grad=requires_grad
+    )
+    for (batch, shared), options in zip(SHARED, OPTIONS[1:]):
+        q, k, v = make(*batch, 3, 2), make(*shared, 4, 2), make(*shared, 4, 5)
+        yield SampleInput(q, args=(k, v), kwargs=options)
+
+
+def error_inputs_attn_output(op_info, device, **kwargs):
+    for error in error_inputs_attn(op_info, device, **kwargs):
+        if "batch dimensions" not in error.error_regex:
+            error.error_regex = error.error_regex.replace("attn:", "attn_output:")
+            yield error
+    make = partial(make_tensor, device=device, dtype=torch.float32)
+    for sizes in ((2, 1, 2), (2, 2, 1), (1, 2, 2), (4, 2, 2)):
+        shapes = zip(sizes, ((2, 3), (4, 3), (4, 5)))
+        q, k, v = (make(b, *shape) for b, shape in shapes)
+        yield ErrorInput(
+            SampleInput(q, args=(k, v)),
+            error_regex="must have the same batch dimensions .*, or k and v 1 in place",
+        )
+
+
+def reference_attn_output(q, k, v, *, is_causal=False, scale=1.0):
+    attn = np.tanh(scale * (q @ np.swapaxes(k, -1, -2)))
+    return (np.tril(attn) if is_causal else attn) @ v
+
+
 def reference_attn(q, k, v):
     attn = np.tanh(q @ np.swapaxes(k, -1, -2))
     return attn @ v, attn
@@ -109,5 +150,16 @@ op_db: list[OpInfo] = [
         check_batched_forward_grad=True,
         sample_inputs_func=sample_inputs_attn,
         error_inputs_func=error_inputs_attn,
+    ),
+    OpInfo(
+        "attn_output",
+        ref=reference_attn_output,
+        dtypes=floating_and_complex_types_and(torch.half, torch.bfloat16),
+        supports_out=False,
+        supports_forward_ad=True,
+        supports_fwgrad_bwgrad=True,
+        check_batched_forward_grad=True,
+        sample_inputs_func=sample_inputs_attn_output,
+        error_inputs_func=error_inputs_attn_output,
     ),
 ]

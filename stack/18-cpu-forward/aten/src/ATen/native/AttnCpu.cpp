@@ -35,7 +35,7 @@ std::tuple<Tensor, Tensor> attn_cpu(
   auto output = at::empty(sizes, q.options());
   sizes.back() = k.size(-2);
   auto attn = at::empty(sizes, q.options());
-  attn_stub(kCPU, output, attn, q, k, v);
+  attn_stub(kCPU, output, attn, q, k, v, false, 1.0);
   return std::make_tuple(std::move(output), std::move(attn));
 }
 

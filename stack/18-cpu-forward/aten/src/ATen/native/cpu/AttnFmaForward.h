@@ -1,5 +1,6 @@
 #pragma once
 
+#include <ATen/native/cpu/AttnForward.h>
 #include <ATen/native/cpu/AttnScores.h>
 
 namespace at::native::attn_cpu {
@@ -48,15 +49,25 @@ class FmaForward {
       const Matrix<const S>& k,
       const Matrix<const S>& v,
       const Matrix<S>& attn,
+      const Form& form,
       bool stream,
       O* out) {
+    bool next = false;
     for (int64_t i = 0; i < q.rows; i += layout_.chunk) {
       const auto rows = std::min(layout_.chunk, q.rows - i);
+      const auto chunk_form = form.block(i, 0);
+      if (chunk_form.kept(rows - 1, k.rows) == 0) {
+        std::fill_n(out + i * v.cols, accumulate ? 0 : rows * v.cols, O(0));
+        continue;
+      }
+      const auto attn_rows = attn.block(i, 0, rows, attn.cols);
       ld_ = tile_ld<T>(k.rows);
-      clear_edges(tile_, rows, attn.cols, ld_);
-      scores_.product(i > 0, q.block(i, 0, rows, q.cols), k, tile_, ld_);
-      finish(attn.block(i, 0, rows, attn.cols), stream);
-      add_output(accumulate, i == 0, rows, q.rows, v, out + i * v.cols);
+      clear_edges(tile_, rows, k.rows, ld_);
+      scores_.product(next, q.block(i, 0, rows, q.cols), k, tile_, ld_);
+      make_attn<S>(
+          rows, k.rows, chunk_form, false, tile_, ld_, attn_rows, stream);
+      add_output(accumulate, !next, rows, q.rows, v, out + i * v.cols);
+      next = true;
     }
   }
 
@@ -65,19 +76,6 @@ class FmaForward {
   static constexpr auto MR = Fma::MR;
   static constexpr int64_t MC = 96;
   static_assert(MC % MR == 0);
-
-  // attn = tile = tanh(tile)
-  void finish(const Matrix<S>& attn, bool stream) {
-    for (const auto i : c10::irange(attn.rows)) {
-      S* dst = attn.data + i * attn.row_stride;
-      T* tile = tile_ + i * ld_;
-      for (int64_t j = 0; j < attn.cols; j += pair_size<T>) {
-        const auto x = attn_tanh_for<S>(load<T>(tile + j), attn.cols - j);
-        store(dst + j, x, attn.cols - j, stream);
-        store(tile + j, round_to<S>(x), attn.cols - j);
-      }
-    }
-  }
 
   // out (+)= tile v, for `rows` of the task's `all_rows` rows
   template <typename O>

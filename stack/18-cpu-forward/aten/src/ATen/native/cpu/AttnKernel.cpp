@@ -46,8 +46,10 @@ void attn_kernel(
     const Tensor& attn,
     const Tensor& q,
     const Tensor& k,
-    const Tensor& v) {
-  const auto sizes = attn_cpu::sizes_of(q, v, attn);
+    const Tensor& v,
+    bool is_causal,
+    double scale) {
+  const auto sizes = attn_cpu::sizes_of(q, v, is_causal);
   if (sizes.batch == 0) { // no attn: a sum without terms
     output.zero_();
     return;
@@ -61,7 +63,8 @@ void attn_kernel(
             attn_cpu::batch_of<S>(attn),
             attn_cpu::batch_of<const S>(q),
             attn_cpu::batch_of<const S>(k),
-            attn_cpu::batch_of<const S>(v)};
+            attn_cpu::batch_of<const S>(v),
+            attn_cpu::form_of(is_causal, scale)};
         attn_cpu::forward(args, attn_cpu::aten_runtime());
       });
 }

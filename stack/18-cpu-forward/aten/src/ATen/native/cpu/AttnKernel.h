@@ -16,12 +16,15 @@ constexpr int64_t ATTN_MAX_WIDTH = 1024;
 bool has_attn_kernel(const Tensor& q, const Tensor& v);
 
 // Fills output and attn, which are contiguous, from q, k and v of any strides.
+// If attn is undefined, it is not stored.
 using attn_fn = void (*)(
     const Tensor& output,
     const Tensor& attn,
     const Tensor& q,
     const Tensor& k,
-    const Tensor& v);
+    const Tensor& v,
+    bool is_causal,
+    double scale);
 
 DECLARE_DISPATCH(attn_fn, attn_stub)
 

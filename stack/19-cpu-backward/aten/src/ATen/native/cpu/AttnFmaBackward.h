@@ -1,5 +1,6 @@
 #pragma once
 
+#include <ATen/native/cpu/AttnForward.h>
 #include <ATen/native/cpu/AttnScores.h>
 
 namespace at::native::attn_cpu {
@@ -10,54 +11,69 @@ template <typename S>
 class FmaBackward {
  public:
   using T = at::opmath_type<S>;
-  static constexpr int64_t ROW_STEP = 4;
+  static constexpr int64_t ROW_STEP = FmaProducts<T>::MR;
   static constexpr int64_t LONGEST = 8;
   // With 48 rows, packing and adding for each tile take up to a third of the
   // time (96 x 96, d = 300).
   static constexpr int64_t MIN_TILE = 96;
 
   // Offsets in the scratch memory, in elements of T, for tiles of at most
-  // `rows` rows and `cols` columns.
+  // `rows` rows and `cols` columns of attn, which is made again or not.
   struct Layout {
     ScratchLayout scratch;
-    typename Scores<S>::Layout scores;
+    ScratchLayout again; // grad_output vᵀ and q kᵀ use the same memory
+    typename Scores<S>::Layout grads, scores;
     int64_t tile, attn_tile, grad_tile, products, size;
 
-    Layout(int64_t rows, int64_t cols, int64_t d, int64_t e)
-        : scores(
+    Layout(const Sizes& sizes, int64_t rows, int64_t cols, bool makes_attn)
+        : grads(
               scratch,
-              rows,
+              std::min(rows, sizes.m),
               rows,
               cols,
-              e,
+              sizes.e,
               false,
               Fma::packed_size(
-                  std::max(rows, cols), std::min(NC, std::max(d, e)))) {
+                  std::max(rows, cols),
+                  std::min(NC, std::max(sizes.d, sizes.e)))),
+          // The same sums as the forward's.
+          scores(again, sizes.m, rows, cols, sizes.d, false, 0) {
+      if (makes_attn) {
+        scratch.extend_to(again);
+      }
       const auto elements = tile_size<T>(rows, cols);
       tile = scratch.add(elements);
       attn_tile = scratch.add(elements);
       grad_tile = scratch.add(elements);
-      products = scratch.add(Fma::sums_size(std::min(NC, std::max(d, e))));
+      products = scratch.add(
+          Fma::sums_size(std::min(NC, std::max(sizes.d, sizes.e))));
       size = scratch.size();
     }
   };
 
   FmaBackward(const Layout& layout, T* scratch)
-      : scores_(layout.scores, scratch),
+      : grads_(layout.grads, scratch),
+        scores_(layout.scores, scratch),
         tile_(scratch + layout.tile),
         attn_tile_(scratch + layout.attn_tile),
         grad_tile_(scratch + layout.grad_tile),
         products_(scratch + layout.products) {}
 
   void start(const Tile<S>& matrices, bool with_scores) {
-    const auto& [q, k, v, attn, grad_output, grad_attn] = matrices;
+    const auto& [q, k, v, attn, grad_output, grad_attn, form] = matrices;
+    rows_ = q.rows;
+    all_cols_ = k.rows;
+    cols_ = form.kept(rows_ - 1, all_cols_); // the rest are masked
     q_ = q;
-    k_ = k;
+    k_ = k.block(0, 0, cols_, k.cols);
     grad_output_ = grad_output;
-    rows_ = attn.rows;
-    cols_ = attn.cols;
     ld_ = tile_ld<T>(cols_);
-    copy_rows(attn_tile_, ld_, attn);
+    if (attn.data != nullptr) {
+      copy_rows(attn_tile_, ld_, attn);
+    } else {
+      scores_.product(false, q, k_, attn_tile_, ld_);
+      make_attn<S>(rows_, cols_, form, false, attn_tile_, ld_);
+    }
     clear_edges(attn_tile_, rows_, cols_, ld_);
     clear_edges(tile_, rows_, cols_, ld_);
     if (!with_scores) {
@@ -67,8 +83,9 @@ class FmaBackward {
     if (has_grad) {
       copy_rows(grad_tile_, ld_, grad_attn);
     }
-    scores_.product(false, grad_output, v, tile_, ld_);
-    finish(rows_, cols_, has_grad);
+    const auto v_rows = v.block(0, 0, cols_, v.cols);
+    grads_.product(false, grad_output, v_rows, tile_, ld_);
+    finish(has_grad, form);
   }
 
   template <typename O>
@@ -78,27 +95,39 @@ class FmaBackward {
   template <typename O>
   void add_grad_k(bool accumulate, O* total) {
     add_to(accumulate, cols_, {tile_, ld_, true}, q_, total);
+    clear_masked(accumulate, q_.cols, total);
   }
   template <typename O>
   void add_grad_v(bool accumulate, O* total) {
     add_to(accumulate, cols_, {attn_tile_, ld_, true}, grad_output_, total);
+    clear_masked(accumulate, grad_output_.cols, total);
   }
 
  private:
   using Fma = FmaProducts<T>;
 
-  // tile = (tile + grad_attn) (1 - attn²)
-  void finish(int64_t rows, int64_t cols, bool has_grad) {
-    for (const auto i : c10::irange(rows)) {
+  // tile = scale (tile + grad_attn) (1 - attn²), or 0 where it is masked
+  void finish(bool has_grad, const Form& form) {
+    const Pair<T> scale(static_cast<T>(form.scale));
+    for (const auto i : c10::irange(rows_)) {
       T* tile = tile_ + i * ld_;
-      for (int64_t j = 0; j < cols; j += pair_size<T>) {
+      for (int64_t j = 0; j < cols_; j += pair_size<T>) {
         auto x = load<T>(tile + j);
         if (has_grad) {
           x = x + load<T>(grad_tile_ + i * ld_ + j);
         }
-        store(tile + j, tanh_backward(x, load<T>(attn_tile_ + i * ld_ + j)));
+        const auto y = load<T>(attn_tile_ + i * ld_ + j);
+        store(tile + j, tanh_backward(x, y) * scale);
       }
+      mask_row(tile, i, cols_, form, false);
     }
+  }
+
+  // Writes zeros in the rows of a total that belong to masked columns.
+  template <typename O>
+  void clear_masked(bool accumulate, int64_t width, O* total) const {
+    const auto masked = accumulate ? 0 : all_cols_ - cols_;
+    std::fill_n(total + cols_ * width, masked * width, O(0));
   }
 
   // out (+)= a x, where a is a tile or its transpose. An out of lower precision
@@ -118,15 +147,15 @@ class FmaBackward {
                      products_, accumulate, rows, a, part, out + p, x.cols)) {
         continue;
       }
-      const auto right = Fma::right(scores_.panels(), part, rows, few);
+      const auto right = Fma::right(grads_.panels(), part, rows, few);
       Fma::product_by(
           products_, accumulate, rows, cols, a, right, out + p, x.cols);
     }
   }
 
-  Scores<S> scores_;
+  Scores<S> grads_, scores_;
   T *tile_, *attn_tile_, *grad_tile_, *products_;
-  int64_t rows_ = 0, cols_ = 0, ld_ = 0;
+  int64_t rows_ = 0, cols_ = 0, all_cols_ = 0, ld_ = 0;
   Matrix<const S> q_{}, k_{}, grad_output_{};
 };
 

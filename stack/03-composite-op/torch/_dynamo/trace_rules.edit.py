@@ -1,0 +1,2 @@
+# @@ before: "torch.avg_pool1d",
+        "torch.attn",

@@ -1,0 +1,3 @@
+# @@ before: "baddbmm",
+    "attn",
+    "_attn_backward",

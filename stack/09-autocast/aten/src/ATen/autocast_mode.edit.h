@@ -1,0 +1,2 @@
+// @@ before: _(baddbmm)
+  _(attn)                                \

@@ -1,0 +1,2 @@
+// @@ before: case aten::baddbmm:
+      case aten::attn:

@@ -1,0 +1,16 @@
+# @@ before: "aten._cdist_backward.default": {},
+# @@ only: torch>=2.8,<2.13
+    "aten._attn_backward.default": {},
+# @@ before: "aten._cdist_backward.default": {},
+# @@ only: torch>=2.13
+    "aten._attn_backward.default": {"since": "TORCH_VERSION_2_13_0"},
+# @@ before: "aten.avg_pool2d.default": {},
+# @@ only: torch>=2.8,<2.13
+    "aten.attn.default": {},
+# @@ before: "aten.avg_pool2d.default": {},
+# @@ only: torch>=2.13
+    "aten.attn.default": {"since": "TORCH_VERSION_2_13_0"},
+# @@ before: "aten.avg_pool2d_backward.default",
+# @@ only: torch<2.8
+    "aten._attn_backward.default",
+    "aten.attn.default",

@@ -1,0 +1,2 @@
+# @@ before: "convolution_backward",
+        "_attn_backward",

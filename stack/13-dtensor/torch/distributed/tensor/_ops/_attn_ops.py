@@ -1,0 +1,172 @@
+"""Sharding strategies for attn and its backward.
+
+Note [Sharding attn]
+With attn = tanh(q kᵀ) and output = attn v, of q (*, m, d), k (*, n, d) and v (*, n, e),
+and backward, with G = grad_output vᴴ + grad_attn and S = G ∘ conj(1 - attn²),
+
+    grad_q = S conj(k),  grad_k = Sᵀ conj(q),  grad_v = attnᴴ grad_output
+
+each row of the tables below is one way to split the work over one mesh dimension:
+where the results end up if the arguments are placed so. A sum whose terms are on
+different ranks is Partial. So is an average over the ranks, Partial("avg"), which also
+passes through what is linear but for a constant: that is replicated, the average of
+itself. What DTensor makes of the rows:
+
+ - Of all combinations over the mesh's dimensions it takes the one for which the
+   arguments are the cheapest to redistribute, and of equals the first. Replicated
+   tensors are cut or turned into partial sums for free, so the replicated row is the
+   first: what is replicated stays so.
+ - A gradient that is None has no placement, nor has a result that is None.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch.distributed.tensor._op_schema import OpSchema, OpStrategy, RuntimeSchemaInfo
+from torch.distributed.tensor._ops.utils import (
+    expand_to_full_mesh_op_strategy,
+    normalize_dim,
+    register_op_strategy,
+)
+from torch.distributed.tensor.placement_types import (
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+)
+
+
+aten = torch.ops.aten
+
+# The placements of all results and arguments, on one mesh dimension.
+Row = tuple[Placement | None, ...]
+
+_R, _P, _AVG = Replicate(), Partial(), Partial("avg")
+_ROWS, _COLS = Shard(-2), Shard(-1)
+
+# output, attn, q, k, v
+_FORWARD: tuple[Row, ...] = (
+    (_R, _R, _R, _R, _R),
+    # m: a row of q gives that row of attn, and a row of attn that row of output.
+    (_ROWS, _ROWS, _ROWS, _R, _R),
+    # n: a row of k gives that column of attn; output = Σ_j attn[:, j] v[j, :].
+    (_P, _COLS, _R, _ROWS, _ROWS),
+    # e: a column of v gives that column of output.
+    (_COLS, _R, _R, _R, _COLS),
+    # output is linear in v.
+    (_P, _R, _R, _R, _P),
+    (_AVG, _R, _R, _R, _AVG),
+    # No row for d: q kᵀ is a sum over d, and tanh of a partial sum is of no use.
+)
+
+# grad_q, grad_k, grad_v, grad_output, grad_attn, q, k, v, attn
+_BACKWARD: tuple[Row, ...] = (
+    (_R, _R, _R, _R, _R, _R, _R, _R, _R),
+    # m: S is split by rows, and so is grad_q; grad_k and grad_v are sums over rows.
+    (_ROWS, _P, _P, _ROWS, _ROWS, _ROWS, _R, _R, _ROWS),
+    # n: S is split by columns: these are rows of grad_k and grad_v; grad_q is a sum.
+    (_P, _ROWS, _ROWS, _R, _COLS, _R, _ROWS, _ROWS, _COLS),
+    # d: the columns of k are those of grad_q, the columns of q those of grad_k.
+    (_COLS, _COLS, _R, _R, _R, _COLS, _COLS, _R, _R),
+    # e: grad_output vᴴ is a sum over e, G too if grad_attn is, and S is linear in G.
+    (_P, _P, _COLS, _COLS, _P, _R, _R, _COLS, _R),
+    # G is linear in grad_output and grad_attn together, grad_v in grad_output ...
+    (_P, _P, _P, _P, _P, _R, _R, _R, _R),
+    # ... and G in v and grad_attn together.
+    (_P, _P, _R, _R, _P, _R, _R, _P, _R),
+    # The same for averages, to which what is replicated is added as it is.
+    (_AVG, _AVG, _AVG, _AVG, _AVG, _R, _R, _R, _R),
+    (_AVG, _AVG, _AVG, _AVG, _R, _R, _R, _R, _R),
+    (_AVG, _AVG, _R, _R, _AVG, _R, _R, _AVG, _R),
+    (_AVG, _AVG, _R, _R, _AVG, _R, _R, _R, _R),
+    (_AVG, _AVG, _R, _R, _R, _R, _R, _AVG, _R),
+)
+# Only without grad_output, when v is not read and its columns may be anywhere.
+_V_UNREAD = tuple((_R, _R, _R, _R, _R, _R, _R, v, _R) for v in (_COLS, _P, _AVG))
+
+
+def _fits(wanted: Placement, given: Placement) -> bool:
+    """Whether what is given can be made what is wanted: not every release asks that."""
+    if not wanted.is_partial():
+        return True
+    if not given.is_partial():
+        return wanted.reduce_op == "sum"  # only newer ones make an average
+    # Not == : a subclass of Partial is no plain sum, and may compare equal to one.
+    return type(given) is Partial and given.reduce_op == wanted.reduce_op
+
+
+def _expand(op_schema: OpSchema, rows: Sequence[Row], input_index: int) -> OpStrategy:
+    """The rows, and one for each batch dimension, over all of the mesh."""
+    args = op_schema.args_strategy
+    names = [
+        argument.name
+        for argument, arg in zip(op_schema.op._schema.arguments, op_schema.args_schema)
+        if isinstance(arg, OpStrategy)
+    ]
+    specs = [arg.strategies[0].output_spec for arg in args]
+    mesh = specs[0].mesh
+    for name, spec in zip(names, specs):
+        if spec.mesh != mesh:
+            raise RuntimeError(
+                f"{op_schema.op}: DTensor does not support cross-mesh operation, but "
+                f"got {names[0]} on {mesh} and {name} on {spec.mesh}"
+            )
+
+    def normalized(placement: Placement | None) -> Placement | None:
+        if isinstance(placement, Shard):
+            return Shard(normalize_dim(placement.dim, ndim))
+        return placement
+
+    ndim = specs[0].ndim
+    # In a batch, each matrix is a problem of its own.
+    batch = (tuple(x and Shard(dim) for x in rows[0]) for dim in range(ndim - 2))
+    expanded = expand_to_full_mesh_op_strategy(
+        mesh,
+        op_schema,
+        [[normalized(x) for x in row] for row in (*rows, *batch)],
+        input_index=input_index,
+    )
+    expanded.strategies = [
+        strategy
+        for strategy in expanded.strategies
+        if all(
+            _fits(*pair)
+            for wanted, given in zip(strategy.input_specs, specs)
+            for pair in zip(wanted.placements, given.placements)
+        )
+    ]
+    return expanded
+
+
+# PyTorch 2.6 passes the mesh before the schema, later releases the schema alone.
+@register_op_strategy(aten.attn.default)
+def attn_strategy(*args) -> OpStrategy:
+    """Each of attn's two results, by rows, keys, columns of v or batch."""
+    return _expand(args[-1], _FORWARD, input_index=2)
+
+
+# What is None among the arguments, and output_mask, decide which results there are:
+# the cached strategy is for these too.
+@register_op_strategy(
+    aten._attn_backward.default, schema_info=RuntimeSchemaInfo(static_argnum=0)
+)
+def attn_backward_strategy(*args) -> OpStrategy:
+    """The gradients of attn that there are, split like the forward or by d."""
+    op_schema = args[-1]
+    grads, output_mask = op_schema.args_schema[:2], op_schema.args_schema[6]
+    has_output, has_attn = (isinstance(grad, OpStrategy) for grad in grads)
+    exists = [
+        *(wanted and (has_output or has_attn) for wanted in output_mask[:2]),
+        output_mask[2] and has_output,
+        has_output,
+        has_attn,
+        *[True] * 4,  # q, k, v, attn
+    ]
+    replicated, *split = _BACKWARD
+    # Before the rows that give partial results for the same placements.
+    unread = () if has_output else _V_UNREAD
+    rows: dict[Row, Row] = {}
+    for row in (replicated, *unread, *split):
+        row = tuple(x if there else None for x, there in zip(row, exists))
+        rows.setdefault(row[3:], row)  # of those for the same arguments the first
+    return _expand(op_schema, [*rows.values()], input_index=3)

@@ -1,0 +1,112 @@
+# Owner(s): ["oncall: distributed"]
+
+"""attn_output of DTensors: where its results are, and what they are."""
+
+from typing import NamedTuple
+
+from test_attn_dtensor import AttnProcesses, place, ShardingTestCase, summed
+from test_attn_output import composed
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.testing._internal.common_utils import (
+    instantiate_parametrized_tests,
+    parametrize,
+    run_tests,
+)
+
+
+class Layout(NamedTuple):
+    """Where the output and the gradients are for inputs placed so.
+
+    The gradient of the output is where the output is, replicated where that is Partial. The
+    letters are those of test_attn_dtensor.
+    """
+
+    name: str
+    inputs: str  # q, k, v
+    output: str
+    grads: str  # of q, k, v
+    is_causal: bool = False
+    forward: int = 0
+    batch: tuple[int, ...] = ()
+    shared: tuple[int, ...] = ()
+
+
+LAYOUTS = (
+    Layout("replicated", "R R R", "R", "R R R"),
+    Layout("rows", "r R R", "r", "r P P"),
+    Layout("keys", "R r r", "P", "P r r"),
+    Layout("columns_of_v", "R R c", "c", "P P c"),
+    Layout("partial_v", "R R P", "P", "P P R"),
+    Layout("average_v", "R R A", "A", "A A R"),
+    Layout("causal_columns_of_v", "R R c", "c", "P P c", True),
+    # A mask goes by the places in the whole: what is split is gathered.
+    Layout("causal_rows", "r R R", "R", "R R R", True, forward=1),
+    Layout("causal_keys", "R r r", "R", "R R R", True, forward=2),
+    Layout("batch", "b b b", "b", "b b b", True, batch=(4,), shared=(4,)),
+    Layout("samples_that_share", "b R R", "b", "b P P", True, batch=(4,), shared=(1,)),
+    Layout("groups", "b b b", "b", "b b b", True, batch=(4, 2), shared=(4, 1)),
+)
+
+
+def make(layout):
+    generator = torch.Generator().manual_seed(0)
+    return [
+        torch.randn(*batch, *size, dtype=torch.double, generator=generator)
+        for batch, size in (
+            (layout.batch, (8, 8)),
+            (layout.shared, (8, 8)),
+            (layout.shared, (8, 8)),
+            (layout.batch, (8, 8)),
+        )
+    ]
+
+
+def step(layout, mesh):
+    """The placed inputs, the output and the gradients; the number of communications."""
+    *inputs, grad_output = make(layout)
+    letters = layout.inputs.split()
+    leaves = [place(x, mesh, y).requires_grad_() for x, y in zip(inputs, letters)]
+    with CommDebugMode() as forward:
+        output = torch.attn_output(*leaves, is_causal=layout.is_causal)
+    where = layout.output.replace("P", "R").replace("A", "R")
+    grads = torch.autograd.grad(output, leaves, place(grad_output, mesh, where))
+    return output, grads, forward.get_total_counts()
+
+
+class TestAttnOutputSharding(ShardingTestCase):
+    @parametrize("layout", LAYOUTS, name_fn=lambda layout: layout.name)
+    def test_layout(self, layout):
+        output, grads, communications = step(layout, self.mesh())
+        self.assert_placed([output], layout.output)
+        if layout.forward == 0:
+            self.assert_placed(grads, layout.grads)
+        self.assertEqual(communications, layout.forward)
+
+
+instantiate_parametrized_tests(TestAttnOutputSharding)
+
+
+class TestAttnOutputProcesses(AttnProcesses):
+    world_size = 2
+
+    def test_values_and_gradients(self):
+        with self.processes():
+            mesh = init_device_mesh("cpu", (2,))
+            for layout in LAYOUTS:
+                with self.case(layout.name):
+                    if "A" in layout.inputs:
+                        continue  # PyTorch 2.6 has no average by gloo
+                    *inputs, grad_output = make(layout)
+                    leaves = [x.requires_grad_() for x in inputs]
+                    plain = composed(*leaves, is_causal=layout.is_causal)
+                    expected = torch.autograd.grad(plain, leaves, grad_output)
+                    output, grads, _ = step(layout, mesh)
+                    for x, y in zip((output, *grads), (plain, *expected)):
+                        self.assertEqual(summed(x).full_tensor(), y)
+
+
+if __name__ == "__main__":
+    run_tests()

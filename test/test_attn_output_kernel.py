@@ -1,0 +1,146 @@
+# Owner(s): ["module: cpu"]
+
+"""attn_output by the CPU's kernel: its bits, and its memory."""
+
+import json
+import subprocess
+import sys
+import unittest
+
+from test_attn import AttnTestCase, BATCH_LAYOUTS, LAYOUTS
+from test_attn_kernel import compact
+from test_attn_output import both_ways, Problem, sized, SIZES
+
+import torch
+from torch.testing._internal.common_device_type import (
+    dtypes,
+    instantiate_device_type_tests,
+)
+from torch.testing._internal.common_utils import (
+    IS_LINUX,
+    parametrize,
+    run_tests,
+    slowTest,
+    TEST_WITH_ASAN,
+)
+
+
+THREADED = (
+    Problem(sized(1000, 1100, 20, 30)),
+    Problem(sized(1000, 1100, 20, 30), is_causal=True),
+    Problem(sized(20, 9000, 20, 30), is_causal=True),
+    Problem(sized(5, 9000, 20, 30)),
+    Problem(sized(9000, 5, 20, 30)),
+    Problem(sized(300, 301, 20, 30, 2, 5), (2, 1), True),
+    Problem(sized(300, 301, 20, 30, 4, 3), (1, 3)),
+    Problem(sized(30, 31, 20, 30, 40, 3), (40, 1), True),
+)
+# What a training step needs above its inputs, its output and its gradients, in bytes.
+MEMORY = """
+import json, resource, sys, torch
+torch.set_num_threads(2)
+n = int(sys.argv[1])
+make = lambda: torch.randn(n, 64)
+q, k, v = (make().requires_grad_() for _ in range(3))
+torch.attn_output(make()[:64], make()[:64], make()[:64])
+kept = [make() for _ in range(5)]  # as much as the output and the gradients
+del kept
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+output = torch.attn_output(q, k, v, is_causal=sys.argv[2] == "causal")
+torch.autograd.grad(output, (q, k, v), output.detach())
+after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(json.dumps(1024 * (after - before)))
+"""
+
+
+class TestAttnOutputKernel(AttnTestCase):
+    @parametrize("case", SIZES, name_fn=lambda case: case.name)
+    @dtypes(torch.float, torch.double)
+    def test_same_bits_as_attn(self, device, dtype, case):
+        """The backward makes the same attn again that attn's forward keeps."""
+        problem = Problem(case, case.batch)
+        inputs, grad_output = problem.make(device, dtype)
+        actual = both_ways(torch.attn_output, problem, inputs, grad_output)
+
+        def attn(*inputs, **options):
+            return torch.attn(*inputs).output
+
+        self.assert_bitwise(actual, both_ways(attn, problem, inputs, grad_output))
+
+    @parametrize("problem", THREADED, name_fn=lambda problem: problem.name)
+    @dtypes(torch.float, torch.double, torch.bfloat16, torch.half)
+    def test_any_number_of_threads_makes_the_same_bits(self, device, dtype, problem):
+        self.addCleanup(torch.set_num_threads, torch.get_num_threads())
+        inputs, grad_output = problem.make(device, dtype)
+        torch.set_num_threads(1)
+        expected = both_ways(torch.attn_output, problem, inputs, grad_output)
+        for count in (2, 3, 7):
+            torch.set_num_threads(count)
+            actual = both_ways(torch.attn_output, problem, inputs, grad_output)
+            self.assert_bitwise(actual, expected)
+
+    @parametrize("layout", (*LAYOUTS, *BATCH_LAYOUTS))
+    @dtypes(torch.float, torch.bfloat16)
+    def test_any_layout_makes_the_same_bits(self, device, dtype, layout):
+        change = (LAYOUTS | BATCH_LAYOUTS)[layout]
+        for shape in ((27, 301, 35, 37), (3, 4, 5, 6), (300, 4, 9, 8)):
+            problem = Problem(sized(*shape, 3), (3,), True, 0.5)
+            inputs, grad_output = problem.make(device, dtype)
+            given = [change(x) for x in (*inputs, grad_output)]
+            *inputs, grad_output = given
+            actual = both_ways(torch.attn_output, problem, inputs, grad_output)
+            *inputs, grad_output = map(compact, given)
+            expected = both_ways(torch.attn_output, problem, inputs, grad_output)
+            self.assert_bitwise(actual, expected)
+
+    @dtypes(torch.float, torch.bfloat16)
+    def test_a_group_is_alone_what_it_is_in_a_batch(self, device, dtype):
+        for m, n in ((3, 4), (130, 97), (300, 600)):
+            problem = Problem(sized(m, n, 9, 8, 20, 3), (20, 1), True)
+            inputs, grad_output = problem.make(device, dtype)
+            every = both_ways(torch.attn_output, problem, inputs, grad_output)
+            for few in (slice(7, 8), slice(5, 9)):
+                one = both_ways(
+                    torch.attn_output,
+                    problem,
+                    [x[few] for x in inputs],
+                    grad_output[few],
+                )
+                self.assert_bitwise(one, [x[few] for x in every])
+
+    @dtypes(torch.float)
+    def test_expanded_heads_have_the_same_bits(self, device, dtype):
+        problem = Problem(sized(50, 60, 9, 8, 2, 3), (2, 1))
+        (q, k, v), _ = problem.make(device, dtype)
+        expanded = k.expand(2, 3, 60, 9), v.expand(2, 3, 60, 8)
+        self.assert_bitwise(
+            [torch.attn_output(q, k, v)], [torch.attn_output(q, *expanded)]
+        )
+
+    @unittest.skipIf(not IS_LINUX or TEST_WITH_ASAN, "asks Linux for its own memory")
+    @parametrize("mask", ("full", "causal"))
+    def test_memory(self, device, mask):
+        """A step's memory grows with m + n, not with m n."""
+        sizes = (4096, 8192, 16384)
+        used = []
+        for n in sizes:
+            command = [sys.executable, "-c", MEMORY, str(n), mask]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            used.append(json.loads(done.stdout))
+        # The tensors of a step take 5 x 64 floats a row, of which some memory may be new. A
+        # row of attn would take 4096 to 16,384 floats.
+        for n, bytes_used in zip(sizes, used):
+            self.assertLess(bytes_used, 4 * n * 5 * 64 * 2 + 32 * 2**20, msg=str(used))
+
+    @slowTest
+    @unittest.skipIf(not IS_LINUX or TEST_WITH_ASAN, "asks Linux for its own memory")
+    def test_memory_of_long_sequences(self, device):
+        command = [sys.executable, "-c", MEMORY, "65536", "full"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        self.assertLess(json.loads(done.stdout), 200 * 2**20)
+
+
+instantiate_device_type_tests(TestAttnOutputKernel, globals(), only_for="cpu")
+
+if __name__ == "__main__":
+    run_tests()
