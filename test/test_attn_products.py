@@ -56,12 +56,11 @@ void multiply(
   const auto lda = transposed ? rows : k;
   copy_rows(copy.data(), lda, transposed ? left.t() : left);
   const typename Fma::Left operand{copy.data(), lda, transposed};
-  const bool few = m <= Fma::template FEW_ROWS<S>;
   std::vector<T> acc(Fma::sums_size(n), nan);
-  if (few && Fma::product_in_place(acc.data(), add, m, operand, right, c, ldc)) {
+  if (Fma::product_in_place(acc.data(), add, m, operand, right, c, ldc)) {
     return;
   }
-  Fma::product(add, m, n, operand, Fma::right(panels.data(), right, m, few), c, ldc);
+  Fma::product(add, m, n, operand, Fma::right(panels.data(), right, m), c, ldc);
 }
 
 } // namespace
@@ -110,24 +109,24 @@ def strided(x, transposed, rng):
 
 
 @functools.cache
-def library():
-    """SOURCE, compiled."""
+def library(name, text):
+    """C++, compiled for the instruction set that the kernel uses."""
     with tempfile.TemporaryDirectory() as folder:
-        source = os.path.join(folder, "attn_products.cpp")
+        source = os.path.join(folder, f"{name}.cpp")
         with open(source, "w") as file:
-            file.write(SOURCE)
+            file.write(text)
         capability = [
             f"-DCPU_CAPABILITY={CAPABILITY}",
             f"-DCPU_CAPABILITY_{CAPABILITY}",
         ]
         load(
-            "attn_products",
+            name,
             [source],
             extra_cflags=["-O1", "-w", *capability, *FLAGS[CAPABILITY]],
             build_directory=folder,
             is_python_module=False,
         )
-        return ctypes.CDLL(os.path.join(folder, "attn_products.so"))
+        return ctypes.CDLL(os.path.join(folder, f"{name}.so"))
 
 
 @unittest.skipIf(CAPABILITY not in FLAGS, "another architecture's")
@@ -157,7 +156,8 @@ class TestAttnProducts(TestCase):
             ctypes.c_void_p(room.data_ptr()),
             ctypes.c_int64(room.stride(0)),
         )
-        getattr(library(), f"product_{NAMES[dtype]}")(*arguments)
+        products = library("attn_products", SOURCE)
+        getattr(products, f"product_{NAMES[dtype]}")(*arguments)
         self.assertEqual(room, expected, rtol=0, atol=0)
 
     @parametrize("way", WAYS)

@@ -94,8 +94,9 @@ class GradBlocks {
 };
 
 // The tiles of the backward are as large as allowed, but there are at least
-// TILES, so that threads can share them. They depend only on the sizes of one
-// sample, and so does the order of sums.
+// TILES, so that threads can share them: half and twice as many take as long
+// (Zen 5, two threads). They depend only on the sizes of one sample, and so
+// does the order of sums.
 template <typename Tiles>
 struct Grid {
   static constexpr int64_t TILES = 36, MAX_ROWS = 192;

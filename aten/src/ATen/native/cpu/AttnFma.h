@@ -41,11 +41,6 @@ class FmaProducts {
       false;
 #endif
 
-  // A has very few rows if it has at most this many. Each MR of them load and
-  // convert all of B.
-  template <typename S>
-  static constexpr int64_t FEW_ROWS = reads_in_place<S> ? 2 * MR : MR / 2;
-
   // Whether part of a vector is loaded about as fast as a whole one.
 #if defined(CPU_CAPABILITY_AVX512) || defined(CPU_CAPABILITY_AVX2)
   static constexpr bool has_masks = true;
@@ -84,7 +79,6 @@ class FmaProducts {
     const T* data;
     int64_t ld, rows;
     bool packed;
-    bool in_parts = false; // whether PART_ROWS rows are multiplied at a time
 
     // Returns `count` columns from `col` on, in `width` vectors, from row
     // `row`.
@@ -109,20 +103,17 @@ class FmaProducts {
     return {dst, 0, x.rows, true};
   }
 
-  // Returns x as the right operand of a product with `rows` rows, which may be
-  // very few. If there are many, x is packed, else it is read in place.
+  // Returns x as the right operand of a product with `rows` rows. If there are
+  // many, x is packed, else it is read in place.
   template <typename S>
-  static Right right(
-      T* dst, const Matrix<const S>& x, int64_t rows, bool very_few) {
+  static Right right(T* dst, const Matrix<const S>& x, int64_t rows) {
     if constexpr (std::is_same_v<T, S>) {
       if (rows <= UNPACKED_ROWS && x.col_stride == 1 &&
           (has_masks || x.cols % LANES == 0)) {
-        return {x.data, x.row_stride, x.rows, false, very_few};
+        return {x.data, x.row_stride, x.rows, false};
       }
     }
-    auto packed = pack(dst, x);
-    packed.in_parts = very_few;
-    return packed;
+    return pack(dst, x);
   }
 
   // The left operand: A(r, p) is data[r * ld + p] or, transposed, data[r + p *
@@ -207,51 +198,29 @@ class FmaProducts {
       const Right& b,
       T* c,
       int64_t ldc) {
-    // If A has very few rows, most time goes into loading B. So it is read in
-    // the order of memory, PART_ROWS rows at a time.
-    const auto part = part_of(b);
-    for (int64_t p = 0; p == 0 || p < b.rows; p += part) {
-      const auto terms = std::min(part, b.rows - p);
+    for (int64_t p = 0; p == 0 || p < b.rows; p += KC) {
+      const auto terms = std::min(KC, b.rows - p);
       const bool adds = accumulate || p > 0;
-      const auto add_tile = [&](int64_t row, int64_t col, int64_t width) {
+      for_panels(cols, [&](int64_t col, int64_t width) {
         const auto count = std::min(width * LANES, cols - col);
-        const auto panel_rows = std::min(MR, rows - row);
-        T* dst = c + row * ldc + col;
-        for (int64_t r = 0; adds && r < panel_rows; ++r) {
-          for (int64_t j = 0; j < count; j += LINE) {
-            prefetch_line(dst + r * ldc + j);
-          }
-        }
-        multiply(
-            panel_rows,
-            terms,
-            a.from(row, p),
-            b.panel(col, width, count, p),
-            adds,
-            dst,
-            ldc);
-      };
-      // The larger of a panel of B and of C is in the outer loop, so that it is
-      // read or written once.
-      if (terms * cols <= SMALL) {
+        const auto panel = b.panel(col, width, count, p);
         for (int64_t row = 0; row < rows; row += MR) {
-          for_panels(cols, [&](int64_t col, int64_t width) {
-            add_tile(row, col, width);
-          });
-        }
-      } else {
-        for_panels(cols, [&](int64_t col, int64_t width) {
-          for (int64_t row = 0; row < rows; row += MR) {
-            add_tile(row, col, width);
+          const auto panel_rows = std::min(MR, rows - row);
+          T* dst = c + row * ldc + col;
+          for (int64_t r = 0; adds && r < panel_rows; ++r) {
+            for (int64_t j = 0; j < count; j += LINE) {
+              prefetch_line(dst + r * ldc + j);
+            }
           }
-        });
-      }
+          multiply(panel_rows, terms, a.from(row, p), panel, adds, dst, ldc);
+        }
+      });
     }
   }
 
   // C (+)= A B, also for a C of lower precision, which is overwritten, and for
-  // a B in parts, whose sum must start from zero. These use `acc`: it holds the
-  // sums of some rows at a time, which fit in the L1 cache.
+  // more than KC terms, whose sum must start from zero. These use `acc`: it
+  // holds the sums of some rows at a time, which fit in the L1 cache.
   template <typename O>
   static void product_by(
       T* acc,
@@ -263,7 +232,7 @@ class FmaProducts {
       O* c,
       int64_t ldc) {
     if constexpr (std::is_same_v<T, O>) {
-      if (!accumulate || b.rows <= part_of(b)) {
+      if (!accumulate || b.rows <= KC) {
         product(accumulate, rows, cols, a, b, c, ldc);
         return;
       }
@@ -280,9 +249,10 @@ class FmaProducts {
     }
   }
 
-  // C (+)= A x for very few rows of A and an x of lower precision, which is
-  // read in place and converted as it is loaded. Returns false if x can't be:
-  // then product_by, which gives the same bits, must be called with x packed.
+  // C (+)= A x for few rows of A and an x of lower precision, which is read in
+  // place and converted as it is loaded: once for each MR rows. Returns false
+  // if x can't be, or A has more rows. Then product_by, which gives the same
+  // bits, must be called with x packed.
   template <typename S, typename O>
   static bool product_in_place(
       T* acc,
@@ -293,7 +263,7 @@ class FmaProducts {
       O* c,
       int64_t ldc) {
     if constexpr (reads_in_place<S>) {
-      if (x.col_stride != 1) {
+      if (rows > 2 * MR || x.col_stride != 1) {
         return false;
       }
       for (int64_t row = 0; row < rows; row += MR) {
@@ -342,8 +312,8 @@ class FmaProducts {
   template <typename S>
   static void sum_in_place(
       int64_t rows, const Left& a, const Matrix<const S>& x, T* acc) {
-    for (int64_t p = 0; p < x.rows; p += PART_ROWS) {
-      const auto terms = std::min(PART_ROWS, x.rows - p);
+    for (int64_t p = 0; p < x.rows; p += KC) {
+      const auto terms = std::min(KC, x.rows - p);
       for (int64_t col = 0; col < x.cols; col += 2 * LANES) {
         const auto count = std::min(2 * LANES, x.cols - col);
         const Panel<S> panel{&x.at(p, col), x.row_stride, 2, count};
@@ -356,14 +326,11 @@ class FmaProducts {
     return std::max<int64_t>(1, SMALL / (MR * cols + 1)) * MR;
   }
 
-  // Returns how many terms are summed at once.
-  static int64_t part_of(const Right& b) {
-    return b.in_parts ? PART_ROWS : KC;
-  }
-
   static constexpr int64_t LINE = 64 / sizeof(T);
-  static constexpr int64_t AHEAD = 4; // lines are prefetched 4 terms ahead
-  static constexpr int64_t PART_ROWS = 32;
+  // A and B are prefetched so many terms ahead.
+  static constexpr int64_t A_AHEAD = 4, B_AHEAD = 32;
+  // With packing, products of 4 rows take half as long again, of 32 up to 7%
+  // longer, of 96 as long (Zen 5).
   static constexpr int64_t UNPACKED_ROWS = 96;
   static constexpr int64_t SMALL = (24 << 10) / sizeof(T); // fits in L1
 
@@ -447,13 +414,13 @@ class FmaProducts {
     const auto add_term = [&](auto chain,
                               int64_t p) C10_ALWAYS_INLINE_ATTRIBUTE {
       if constexpr (transposed) { // each term is in another line of a
-        const T* ahead = a + (p + AHEAD) * lda;
+        const T* ahead = a + (p + A_AHEAD) * lda;
         prefetch_line(ahead);
         prefetch_line(ahead + R - 1);
       }
       if constexpr (C > 1 || !std::is_same_v<T, B>) { // B is read from memory
         c10::ForcedUnroll<V>{}([&](auto v) C10_ALWAYS_INLINE_ATTRIBUTE {
-          prefetch_line(b + (p + PART_ROWS) * ldb + v * LANES);
+          prefetch_line(b + (p + B_AHEAD) * ldb + v * LANES);
         });
       }
       auto right = zeros<T>(std::make_index_sequence<V>());

@@ -20,7 +20,6 @@ class FmaForward {
   struct Layout {
     bool transposed; // whether the tile is
     int64_t chunk;   // the rows of attn in a tile
-    bool few_rows;   // whether attn has very few rows
     ScratchLayout scratch;
     typename Scores<S>::Layout scores;
     typename Few::Layout few;
@@ -30,7 +29,6 @@ class FmaForward {
     Layout(int64_t rows, int64_t m, int64_t n, int64_t d, int64_t e)
         : transposed(Few::fits(n) && m > n),
           chunk(std::min(at::round_up(rows, MR), transposed ? NC : MC)),
-          few_rows(m <= Fma::template FEW_ROWS<S>),
           scores(
               transposed ? typename Scores<S>::Layout(
                                scratch, n, n, std::min(m, NC), d, false, 0)
@@ -41,8 +39,7 @@ class FmaForward {
       tile = scratch.add(
           transposed ? tile_size<T>(n, chunk) : tile_size<T>(chunk, n));
       v_panels = scratch.add(Fma::packed_size(n, e));
-      acc = scratch.add(
-          std::is_same_v<T, S> && !few_rows ? 0 : Fma::sums_size(e));
+      acc = scratch.add(std::is_same_v<T, S> ? 0 : Fma::sums_size(e));
       attn = scratch.add(transposed ? chunk * n : 0);
       size = scratch.size();
     }
@@ -94,7 +91,7 @@ class FmaForward {
  private:
   using Fma = FmaProducts<T>;
   static constexpr auto MR = Fma::MR;
-  static constexpr int64_t MC = 96;
+  static constexpr int64_t MC = 96; // 48 and 192 take as long (Zen 5)
   static_assert(MC % MR == 0);
 
   // tile = a bᵀ. If `next`, b is the same as for the last tile.
@@ -133,12 +130,11 @@ class FmaForward {
       few_.product(accumulate, rows, attn, v, out);
       return;
     }
-    if (layout_.few_rows &&
-        Fma::product_in_place(acc_, accumulate, rows, attn, v, out, v.cols)) {
+    if (Fma::product_in_place(acc_, accumulate, rows, attn, v, out, v.cols)) {
       return;
     }
     if (pack) {
-      v_right_ = Fma::right(v_panels_, v, all_rows, layout_.few_rows);
+      v_right_ = Fma::right(v_panels_, v, all_rows);
     }
     Fma::product_by(
         acc_, accumulate, rows, v.cols, attn, v_right_, out, v.cols);

@@ -16,7 +16,6 @@ class FmaForward {
   // Offsets in the scratch memory, in elements of T.
   struct Layout {
     int64_t chunk; // rows of the tile
-    bool few_rows; // whether attn has very few rows
     ScratchLayout scratch;
     typename Scores<S>::Layout scores;
     int64_t tile, v_panels, acc, size;
@@ -24,13 +23,11 @@ class FmaForward {
     // A task has `rows` of the m rows.
     Layout(int64_t rows, int64_t m, int64_t n, int64_t d, int64_t e)
         : chunk(std::min(at::round_up(rows, MR), MC)),
-          few_rows(m <= Fma::template FEW_ROWS<S>),
           scores(scratch, m, chunk, std::min(n, NC), d, true, 0) {
       n = std::min(n, NC);
       tile = scratch.add(tile_size<T>(chunk, n));
       v_panels = scratch.add(Fma::packed_size(n, e));
-      acc = scratch.add(
-          std::is_same_v<T, S> && !few_rows ? 0 : Fma::sums_size(e));
+      acc = scratch.add(std::is_same_v<T, S> ? 0 : Fma::sums_size(e));
       size = scratch.size();
     }
   };
@@ -74,7 +71,7 @@ class FmaForward {
  private:
   using Fma = FmaProducts<T>;
   static constexpr auto MR = Fma::MR;
-  static constexpr int64_t MC = 96;
+  static constexpr int64_t MC = 96; // 48 and 192 take as long (Zen 5)
   static_assert(MC % MR == 0);
 
   // out (+)= tile v, for `rows` of the task's `all_rows` rows
@@ -87,12 +84,11 @@ class FmaForward {
       const Matrix<const S>& v,
       O* out) {
     const typename Fma::Left tile{tile_, ld_};
-    if (layout_.few_rows &&
-        Fma::product_in_place(acc_, accumulate, rows, tile, v, out, v.cols)) {
+    if (Fma::product_in_place(acc_, accumulate, rows, tile, v, out, v.cols)) {
       return;
     }
     if (pack) {
-      v_right_ = Fma::right(v_panels_, v, all_rows, layout_.few_rows);
+      v_right_ = Fma::right(v_panels_, v, all_rows);
     }
     Fma::product_by(
         acc_, accumulate, rows, v.cols, tile, v_right_, out, v.cols);

@@ -112,11 +112,12 @@ class FmaBackward {
     for (const auto i : c10::irange(rows_)) {
       T* tile = tile_ + i * ld_;
       for (int64_t j = 0; j < cols_; j += pair_size<T>) {
-        auto x = load<T>(tile + j);
+        const auto count = cols_ - j;
+        auto x = load<T>(tile + j, count);
         if (has_grad) {
-          x = x + load<T>(grad_tile_ + i * ld_ + j);
+          x = x + load<T>(grad_tile_ + i * ld_ + j, count);
         }
-        const auto y = load<T>(attn_tile_ + i * ld_ + j);
+        const auto y = load<T>(attn_tile_ + i * ld_ + j, count);
         store(tile + j, tanh_backward(x, y) * scale);
       }
       mask_row(tile, i, cols_, form, false);
@@ -139,15 +140,14 @@ class FmaBackward {
       const typename Fma::Left& a,
       const Matrix<const S>& x,
       O* out) {
-    const bool few = rows <= Fma::template FEW_ROWS<S>;
     for (int64_t p = 0; p < x.cols; p += NC) {
       const auto cols = std::min(NC, x.cols - p);
       const auto part = x.block(0, p, x.rows, cols);
-      if (few && Fma::product_in_place(
-                     products_, accumulate, rows, a, part, out + p, x.cols)) {
+      if (Fma::product_in_place(
+              products_, accumulate, rows, a, part, out + p, x.cols)) {
         continue;
       }
-      const auto right = Fma::right(grads_.panels(), part, rows, few);
+      const auto right = Fma::right(grads_.panels(), part, rows);
       Fma::product_by(
           products_, accumulate, rows, cols, a, right, out + p, x.cols);
     }
