@@ -16,8 +16,8 @@ inline namespace CPU_CAPABILITY {
 // attn = tanh(q kᵀ), output = attn v
 template <typename S>
 void forward(const ForwardArgs<S>& args, const Runtime& runtime) {
-  if (TinyProducts<S>::fits(args.sizes)) {
-    return forward_by<S, TinyForward<S>>(args, runtime);
+  if (Tiny<S>::fits(args.sizes)) {
+    return Tiny<S>::forward(args, runtime);
   }
 #if defined(CPU_CAPABILITY_AVX512)
   if constexpr (std::is_same_v<S, at::BFloat16>) {
@@ -37,8 +37,8 @@ void forward(const ForwardArgs<S>& args, const Runtime& runtime) {
 // Computes the gradients of q, k and v.
 template <typename S>
 void backward(const BackwardArgs<S>& args, const Runtime& runtime) {
-  if (TinyProducts<S>::fits(args.sizes)) {
-    return backward_by<S, TinyBackward<S>>(args, runtime);
+  if (Tiny<S>::fits(args.sizes)) {
+    return Tiny<S>::backward(args, runtime);
   }
 #if defined(CPU_CAPABILITY_AVX512)
   if constexpr (std::is_same_v<S, at::BFloat16>) {

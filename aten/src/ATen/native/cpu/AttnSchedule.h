@@ -64,7 +64,7 @@ class ScratchLayout {
 template <typename T>
 class Scratch {
  public:
-  Scratch(int64_t count, int64_t size, const Runtime& runtime)
+  C10_NOINLINE Scratch(int64_t count, int64_t size, const Runtime& runtime)
       : size_((size + 63) / 64 * 64),
         release_(runtime.release),
         memory_(static_cast<T*>(runtime.allocate(count * size_ * sizeof(T)))) {}
@@ -134,7 +134,7 @@ class OrderedSums {
  public:
   // There are `sums` sums of `addends` addends each. Tasks that add to the same
   // sum are `stride` apart.
-  OrderedSums(
+  C10_NOINLINE OrderedSums(
       int64_t sums,
       int64_t addends,
       int64_t stride,
@@ -154,7 +154,7 @@ class OrderedSums {
   }
 
   // Returns the memory for the addend of a task.
-  T* slot(int64_t task) {
+  C10_NOINLINE T* slot(int64_t task) {
     progress_.wait_until([&] { return slot_of(task).free_for == task; });
     return memory_[task % slots()];
   }
@@ -163,7 +163,8 @@ class OrderedSums {
   // sum. Calls add(turn, addend) for each addend that can be added now. If
   // another thread is adding to this sum, that thread adds this addend too.
   template <typename F>
-  void hand_in(int64_t task, int64_t sum, int64_t turn, const F& add) {
+  C10_NOINLINE void hand_in(
+      int64_t task, int64_t sum, int64_t turn, const F& add) {
     auto& state = sums_[sum];
     slot_of(task).holds = task;
     const auto first = task - turn * stride_;

@@ -7,17 +7,136 @@
 namespace at::native::attn_cpu {
 inline namespace CPU_CAPABILITY {
 
-// Products by plain loops. Samples this small are faster without vectors and
-// packing.
+// Samples this small are faster by plain loops, without vectors and packing. A
+// task is a sample or, in the backward, a group.
 template <typename S>
-class TinyProducts {
+class Tiny {
  public:
   using T = at::opmath_type<S>;
-  static constexpr int64_t MAX_SIZE = 64; // of attn
+  // Of attn. At 8 x 8, d = e = 2, tiles take a tenth longer; at 8 x 16, d = e =
+  // 1, plain loops twice as long (Zen 5).
+  static constexpr int64_t MAX_SIZE = 64;
 
   static bool fits(const Sizes& sizes) {
     const auto [batch, m, n, d, e] = sizes;
     return m * n <= MAX_SIZE && m * n * (d + e) <= 4 * MAX_SIZE;
+  }
+
+  static void forward(const ForwardArgs<S>& args, const Runtime& runtime) {
+    const auto [batch, m, n, d, e] = args.sizes;
+    for_tasks(args.sizes.work(), batch, runtime, [&, n = n, e = e](int64_t b) {
+      S own[MAX_SIZE];
+      S* made = args.attn ? args.attn[b].data : own;
+      const auto k = args.k[b].block(0, 0, n, args.sizes.d);
+      const auto v = args.v[b].block(0, 0, n, e);
+      const auto attn = make_attn(args.q[b], k, args.form, made);
+      multiply(attn, v, args.output[b].data);
+    });
+  }
+
+  static void backward(const BackwardArgs<S>& args, const Runtime& runtime) {
+    const auto work = 2 * args.sizes.work();
+    const auto groups = args.sizes.batch / args.group;
+    for_tasks(work, groups, runtime, [&](int64_t group) {
+      const auto first = group * args.group;
+      if (args.group == 1) {
+        S* grad_k = args.grad_k[first].data;
+        return add_sample(args, first, false, grad_k, args.grad_v[first].data);
+      }
+      T grad_k[4 * MAX_SIZE], grad_v[4 * MAX_SIZE]; // see `fits`
+      for (const auto i : c10::irange(args.group)) {
+        add_sample(args, first + i, i > 0, grad_k, grad_v);
+      }
+      if (args.grad_k) {
+        convert(args.grad_k[first].data, grad_k, args.sizes.n * args.sizes.d);
+      }
+      if (args.grad_v) {
+        convert(args.grad_v[first].data, grad_v, args.sizes.n * args.sizes.e);
+      }
+    });
+  }
+
+ private:
+  // Computes grad_q of a sample. Adds its grad_k and grad_v, or sets them.
+  template <typename O>
+  static void add_sample(
+      const BackwardArgs<S>& args,
+      int64_t b,
+      bool accumulate,
+      O* grad_k,
+      O* grad_v) {
+    const auto [batch, m, n, d, e] = args.sizes;
+    const auto q = args.q[b];
+    const auto k = args.k[b].block(0, 0, n, d);
+    S own[MAX_SIZE];
+    const Matrix<const S> attn =
+        args.attn ? args.attn[b] : make_attn(q, k, args.form, own);
+    const auto grad_output = args.grad_output[b];
+    if (args.grad_v) {
+      multiply(attn.t(), grad_output, grad_v, accumulate);
+    }
+    if (!args.grad_q && !args.grad_k) {
+      return;
+    }
+    T sums[MAX_SIZE] = {};
+    if (args.grad_output) {
+      multiply(grad_output, args.v[b].block(0, 0, n, e).t(), sums);
+    }
+    const auto grad_attn = args.grad_attn[b];
+    const auto scale = static_cast<T>(args.form.scale);
+    for (const auto i : c10::irange(m)) {
+      T* row = sums + i * n;
+      for (const auto j : c10::irange(n)) {
+        if (args.grad_attn) {
+          row[j] += static_cast<T>(grad_attn.at(i, j));
+        }
+        const T y = static_cast<T>(attn.at(i, j));
+        row[j] *= multiply_add(-y, y, T(1)) * scale;
+      }
+      mask_row(row, i, n, args.form, false);
+    }
+    const Matrix<const T> scores{sums, m, n, n, 1};
+    if (args.grad_q) {
+      multiply(scores, k, args.grad_q[b].data);
+    }
+    if (args.grad_k) {
+      multiply(scores.t(), q, grad_k, accumulate);
+    }
+  }
+
+  // attn = tanh(scale q kᵀ), or 0 where it is masked
+  static Matrix<const S> make_attn(
+      const Matrix<const S>& q,
+      const Matrix<const S>& k,
+      const Form& form,
+      S* attn) {
+    const auto m = q.rows, n = k.rows, size = m * n;
+    alignas(64) T scores[MAX_SIZE + pair_size<T>];
+    multiply(q, k.t(), scores);
+    std::fill_n(scores + size, pair_size<T>, T(0)); // the last load reads it
+    const Pair<T> scale(static_cast<T>(form.scale));
+    for (int64_t i = 0; i < size; i += pair_size<T>) {
+      const auto x = attn_tanh_for<S>(load<T>(scores + i) * scale, size - i);
+      store(attn + i, x, size - i);
+    }
+    for (const auto i : c10::irange(m)) {
+      mask_row(attn + i * n, i, n, form, false);
+    }
+    return {attn, m, n, n, 1};
+  }
+
+  template <typename F>
+  static void for_tasks(
+      double work, int64_t tasks, const Runtime& runtime, const F& run) {
+    const auto threads = runtime.threads(work);
+    Progress progress;
+    run_in_order(
+        runtime,
+        tasks,
+        tasks_at_once(tasks, threads),
+        threads,
+        progress,
+        [&](int64_t task, int64_t /*thread*/) { run(task); });
   }
 
   // Returns x y + z, with one rounding if the machine has FMA, else with two.
@@ -44,138 +163,11 @@ class TinyProducts {
           sum = multiply_add(
               static_cast<T>(a.at(i, p)), static_cast<T>(x.at(p, j)), sum);
         }
-        if (accumulate) { // only to totals, which are of T
-          sum += static_cast<T>(*out);
-        }
-        *out++ = static_cast<O>(sum);
+        *out = static_cast<O>(accumulate ? static_cast<T>(*out) + sum : sum);
+        ++out;
       }
     }
   }
-};
-
-// attn = tanh(scale q kᵀ), 0 beyond the diagonal
-template <typename S>
-void make_tiny_attn(
-    const Matrix<const S>& q,
-    const Matrix<const S>& k,
-    const Form& form,
-    S* attn) {
-  using T = at::opmath_type<S>;
-  const auto size = q.rows * k.rows;
-  alignas(64) T scores[TinyProducts<S>::MAX_SIZE + pair_size<T>];
-  TinyProducts<S>::multiply(q, k.t(), scores);
-  std::fill_n(scores + size, pair_size<T>, T(0)); // the last load reads these
-  const Pair<T> scale(static_cast<T>(form.scale));
-  for (int64_t i = 0; i < size; i += pair_size<T>) {
-    const auto count = size - i;
-    const auto x = attn_tanh_for<S>(load<T>(scores + i) * scale, count);
-    store(attn + i, x, count);
-  }
-  for (const auto i : c10::irange(q.rows)) {
-    mask_row(attn + i * k.rows, i, k.rows, form, false);
-  }
-}
-
-// The forward of a tiny sample. See Note [Tiles of attn].
-template <typename S>
-class TinyForward {
- public:
-  using T = at::opmath_type<S>;
-  static constexpr int64_t ROW_STEP = 1;
-
-  struct Layout {
-    int64_t size = 0;
-    Layout(int64_t, int64_t, int64_t, int64_t, int64_t) {}
-  };
-
-  TinyForward(const Layout& /*layout*/, T* /*scratch*/) {}
-
-  template <typename O>
-  void forward(
-      bool /*accumulate*/,
-      const Matrix<const S>& q,
-      const Matrix<const S>& k,
-      const Matrix<const S>& v,
-      const Matrix<S>& attn,
-      const Form& form,
-      bool /*stream*/,
-      O* out) {
-    S own[TinyProducts<S>::MAX_SIZE];
-    S* made = attn.data != nullptr ? attn.data : own;
-    make_tiny_attn(q, k, form, made);
-    const Matrix<const S> made_attn{made, q.rows, k.rows, k.rows, 1};
-    TinyProducts<S>::multiply(made_attn, v, out);
-  }
-};
-
-// The backward of a tiny sample.
-template <typename S>
-class TinyBackward {
- public:
-  using T = at::opmath_type<S>;
-  static constexpr int64_t ROW_STEP = 1;
-  static constexpr int64_t LONGEST = 1;
-  static constexpr int64_t MIN_TILE = 96;
-
-  struct Layout {
-    int64_t size = 0;
-    Layout(const Sizes&, int64_t, int64_t, bool) {}
-  };
-
-  TinyBackward(const Layout& /*layout*/, T* /*scratch*/) {}
-
-  void start(const Tile<S>& tile, bool with_scores) {
-    tile_ = tile;
-    auto& attn = tile_.attn;
-    if (attn.data == nullptr) {
-      make_tiny_attn(tile.q, tile.k, tile.form, attn_);
-      attn = {attn_, tile.q.rows, tile.k.rows, tile.k.rows, 1};
-    }
-    if (!with_scores) {
-      return;
-    }
-    if (tile.grad_output.data != nullptr) {
-      TinyProducts<S>::multiply(tile.grad_output, tile.v.t(), scores_);
-    } else {
-      std::fill_n(scores_, attn.rows * attn.cols, T(0));
-    }
-    T* x = scores_;
-    for (const auto i : c10::irange(attn.rows)) {
-      for (const auto j : c10::irange(attn.cols)) {
-        if (tile.grad_attn.data != nullptr) {
-          *x += static_cast<T>(tile.grad_attn.at(i, j));
-        }
-        const T y = static_cast<T>(attn.at(i, j));
-        *x *= TinyProducts<S>::multiply_add(-y, y, T(1));
-        *x++ *= static_cast<T>(tile.form.scale);
-      }
-      mask_row(scores_ + i * attn.cols, i, attn.cols, tile.form, false);
-    }
-  }
-
-  template <typename O>
-  void add_grad_q(bool /*accumulate*/, O* grad) {
-    TinyProducts<S>::multiply(scores(), tile_.k, grad);
-  }
-  template <typename O>
-  void add_grad_k(bool accumulate, O* grad) {
-    TinyProducts<S>::multiply(scores().t(), tile_.q, grad, accumulate);
-  }
-  template <typename O>
-  void add_grad_v(bool accumulate, O* grad) {
-    const auto attn_t = tile_.attn.t();
-    TinyProducts<S>::multiply(attn_t, tile_.grad_output, grad, accumulate);
-  }
-
- private:
-  Matrix<const T> scores() const {
-    const auto rows = tile_.attn.rows, cols = tile_.attn.cols;
-    return {scores_, rows, cols, cols, 1};
-  }
-
-  T scores_[TinyProducts<S>::MAX_SIZE];
-  S attn_[TinyProducts<S>::MAX_SIZE];
-  Tile<S> tile_{};
 };
 
 } // namespace CPU_CAPABILITY
