@@ -32,20 +32,15 @@ constexpr int64_t BRGEMM_COLS = 32;
 constexpr int64_t BRGEMM_ROWS[] = {64, 16};
 constexpr int64_t BRGEMM_TERMS[] = {KC, 128, 64, 32, 16};
 
-// Returns how many terms are summed for a product of `terms`. The rest are
-// zeros.
-inline int64_t brgemm_terms(int64_t terms) {
-  return at::round_up(terms, BRGEMM_TERMS[4]);
-}
-
-// Calls fn(sizes, row, term) for each part of a product of at most 64 rows. How
+// Calls fn(sizes, row, term) for each part of a product of at most 64 rows. The
+// terms are filled up to a multiple of the least size, with zeros. How
 // the terms are divided, and so how sums are rounded, depends on their number
 // only.
 template <typename F>
 void for_brgemm_parts(int64_t rows, int64_t terms, const F& fn) {
   const auto [most, few] = BRGEMM_ROWS;
   const auto step = rows > most - few ? most : few;
-  const auto end = brgemm_terms(terms);
+  const auto end = at::round_up(terms, BRGEMM_TERMS[4]);
   for (int64_t p = 0, count = 0; p < end; p += count) {
     const auto fits = [&](int64_t size) { return size <= end - p; };
     count =
@@ -116,42 +111,22 @@ class Brgemm {
     return round_pair<S>(x);
   }
 
-  // acc = at most 64 rows of A, from `row` on, times a panel of B.
+  // acc = at most 64 rows of A, from `row` on, times a panel of B. This is the
+  // only call of brgemm: cpublas keeps a kernel for each `sizes`, and whether
+  // it adds.
   static void multiply(const Left& a, int64_t row, const S* b, float* acc) {
+    const auto multiply_part = [&](const BrgemmSizes& sizes,
+                                   int64_t r,
+                                   int64_t p) {
+      const auto [rows, cols, terms] = sizes;
+      const S* left = a.at(row + r, p);
+      const S* right = b + p * cols;
+      float* c = acc + r * BRGEMM_LD;
+      constexpr auto ld = BRGEMM_LD;
+      cpublas::brgemm(rows, cols, terms, ld, cols, ld, p > 0, left, right, c);
+    };
     for_brgemm_parts(
-        std::min(BRGEMM_ROWS[0], a.rows - row),
-        a.cols,
-        [&](const BrgemmSizes& sizes, int64_t r, int64_t p) {
-          brgemm(
-              sizes,
-              p > 0,
-              a.at(row + r, p),
-              b + p * BRGEMM_COLS,
-              acc + r * BRGEMM_LD);
-        });
-  }
-
- private:
-  // acc (+)= a x for a panel x in VNNI layout. This is the only call of brgemm:
-  // cpublas keeps one kernel for each `sizes` and `accumulate`.
-  static void brgemm(
-      const BrgemmSizes& sizes,
-      bool accumulate,
-      const S* a,
-      const S* vnni,
-      float* acc) {
-    const auto [rows, cols, terms] = sizes;
-    cpublas::brgemm(
-        rows,
-        cols,
-        terms,
-        BRGEMM_LD,
-        cols,
-        BRGEMM_LD,
-        accumulate,
-        a,
-        vnni,
-        acc);
+        std::min(BRGEMM_ROWS[0], a.rows - row), a.cols, multiply_part);
   }
 };
 

@@ -140,21 +140,6 @@ class VnniProducts {
     }
   }
 
-  // Calls fn(i, j, block rows, block cols) for each block of a (rows x cols)
-  // matrix that vec::transpose_mxn can transpose. It can't for 31 rows or
-  // columns, whose mask overflows an int.
-  template <typename F>
-  static void for_blocks(int64_t rows, int64_t cols, const F& fn) {
-    const auto size = [](int64_t left) {
-      return left == W - 1 ? W / 2 : std::min(W, left);
-    };
-    for (int64_t i = 0; i < rows; i += size(rows - i)) {
-      for (int64_t j = 0; j < cols; j += size(cols - j)) {
-        fn(i, j, size(rows - i), size(cols - j));
-      }
-    }
-  }
-
   // dst[2 * j] = x[j], dst[2 * j + 1] = y[j]
   static C10_ALWAYS_INLINE void store_vnni(S* dst, const Vec& x, const Vec& y) {
     alignas(64) static constexpr uint16_t order[2 * W] = {
@@ -226,22 +211,23 @@ class VnniProducts {
       }
       return result;
     }
-    for_blocks(
-        x.cols, x.rows, [&](int64_t j, int64_t i, int64_t count, int64_t rows) {
-          for (int64_t p = 0; p < count; ++p) {
-            prefetch_line(&x.at(i, j + p) + 2 * W);
-          }
-          vec::transpose_mxn<S>(
-              &x.at(i, j),
-              x.col_stride,
-              result.at(i, j),
-              result.row_stride,
-              static_cast<int>(count),
-              static_cast<int>(rows));
-        });
-    const auto after = terms - x.cols;
-    for (int64_t i = 0; after > 0 && i < x.rows; ++i) {
-      std::fill_n(result.at(i, x.cols), after, S(0));
+    constexpr int64_t LANES = W / 2;
+    for (int64_t j = 0; j < terms; j += LANES) {
+      transpose_rows<T>(
+          &x.at(0, j),
+          x.col_stride,
+          x.cols - j,
+          x.rows,
+          [&](int64_t i, __m512i pairs) C10_ALWAYS_INLINE_ATTRIBUTE {
+            const auto store = [&](int64_t row, __m512i lower) {
+              auto* to = reinterpret_cast<__m256i*>(result.at(row, j));
+              _mm256_storeu_si256(to, _mm512_cvtepi32_epi16(lower));
+            };
+            store(i, pairs);
+            if (i + 1 < x.rows) {
+              store(i + 1, _mm512_srli_epi32(pairs, 16));
+            }
+          });
     }
     return result;
   }

@@ -72,8 +72,8 @@ class VnniForward {
         Products::for_vectors(
             dense ? rows * block.cols : block.cols,
             [&](int64_t col, int64_t count) C10_ALWAYS_INLINE_ATTRIBUTE {
-              const auto x =
-                  Products::attn_of(acc_ + r * ld + col, count, form);
+              const T* scores = acc_ + r * ld + col;
+              const auto x = Products::attn_of(scores, count, form);
               if (!dense) {
                 x.store(tile.at(r, col));
               }
