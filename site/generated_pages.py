@@ -15,7 +15,11 @@ from fork.overlay import RELEASES, Commit, Stack
 from fork.suites import HEADS, Record
 
 ROOT = Path(__file__).resolve().parent.parent
-NOTES = ("attn.md", "attn_operator.md", "attn_output.md")  # of docs/source/notes, the place that docstrings refer to
+NOTES = (
+    "attn.md",
+    "attn_operator.md",
+    "attn_output.md",
+)  # of docs/source/notes, the place that docstrings refer to
 FENCE = "`" * 12  # longer than any in the overlay
 # What the note refers to in PyTorch's own documentation, where these are pages beside it.
 DOCUMENTATION = "https://docs.pytorch.org/docs/stable"

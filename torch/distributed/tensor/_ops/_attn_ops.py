@@ -160,7 +160,9 @@ def _expand(
         tuple(Shard(dim) if isinstance(x, Shard) else x for x in row)
         for dim in range(ndim - 2)
         for row in (
-            [shared] if shared and specs[-2].shape[dim] != specs[-3].shape[dim] else [whole]
+            [shared]
+            if shared and specs[-2].shape[dim] != specs[-3].shape[dim]
+            else [whole]
         )
     )
     expanded = expand_to_full_mesh_op_strategy(

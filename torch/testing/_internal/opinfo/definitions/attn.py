@@ -106,9 +106,7 @@ def sample_inputs_attn_output(op_info, device, dtype, requires_grad, **kwargs):
     for sample in sample_inputs_attn(op_info, device, dtype, requires_grad, **kwargs):
         for options in OPTIONS:
             yield SampleInput(sample.input, args=sample.args, kwargs=options)
-    make = partial(
-        make_tensor, device=device, dtype=dtype, requires_grad=requires_grad
-    )
+    make = partial(make_tensor, device=device, dtype=dtype, requires_grad=requires_grad)
     for (batch, shared), options in zip(SHARED, OPTIONS[1:]):
         q, k, v = make(*batch, 3, 2), make(*shared, 4, 2), make(*shared, 4, 5)
         yield SampleInput(q, args=(k, v), kwargs=options)

@@ -45,8 +45,8 @@ class FmaBackward {
       tile = scratch.add(elements);
       attn_tile = scratch.add(elements);
       grad_tile = scratch.add(elements);
-      products = scratch.add(
-          Fma::sums_size(std::min(NC, std::max(sizes.d, sizes.e))));
+      products =
+          scratch.add(Fma::sums_size(std::min(NC, std::max(sizes.d, sizes.e))));
       size = scratch.size();
     }
   };
