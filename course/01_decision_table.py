@@ -267,8 +267,8 @@ assert torch.narrow(x, 0, 1, 2).grad_fn.name() == "SliceBackward0"  # what it ca
 # ---------------------------------------------------
 # A Cholesky factorization is LAPACK's. Autograd cannot look into that either; in
 # ATen, the formula stands in ``derivatives.yaml``, from which PyTorch's code
-# generator writes the node. ``torch.attn`` has such a kernel for low precision: its
-# products are oneDNN's (brgemm).
+# generator writes the node. ``torch.attn`` has such a kernel for low precision: where
+# a processor has AMX, its products are oneDNN's (brgemm).
 
 
 def factor(matrix):

@@ -56,8 +56,7 @@ const Runtime runtime{
       std::fill_n(static_cast<uint64_t*>(memory), size / 8, (uint64_t(1) << 40) + (1 << 20));
       return memory;
     },
-    std::free,
-    false};
+    std::free};
 
 // A matrix of eighths between -1/4 and 1/4.
 template <typename S>
@@ -134,18 +133,23 @@ std::string way(const std::string& what, int64_t m, int64_t n, int64_t d, int64_
   if (what == "tiny") {
     return Tiny<S>::fits(sizes) ? "yes" : "no";
   }
-  if (what == "brgemm" || what == "brgemm backward") {
 #if defined(CPU_CAPABILITY_AVX512)
-    if constexpr (!std::is_same_v<S, at::opmath_type<S>>) {
-      using Brgemm = BrgemmProducts<S>;
-      const bool few = what != "brgemm" && m <= Brgemm::FEW_ROWS;
-      auto with_brgemm = runtime;
-      with_brgemm.may_use_brgemm = true;
-      return !few && Brgemm::fits(sizes, with_brgemm) ? "yes" : "no";
+  if constexpr (!std::is_same_v<S, at::opmath_type<S>>) {
+    using Micro = Brgemm<S>;
+    if (what == "brgemm") {
+      return Micro::fits_forward(sizes) ? "yes" : "no";
     }
-#endif
-    return "no";
+    if (what == "brgemm backward") {
+      return Micro::fits_backward(sizes) ? "yes" : "no";
+    }
+    if (what == "pairs") {
+      return Pairs::fits_forward(sizes) ? "yes" : "no";
+    }
+    if (what == "pairs backward") {
+      return Pairs::fits_backward(sizes) ? "yes" : "no";
+    }
   }
+#endif
   if (what == "transposed") {
     return typename FmaForward<S>::Layout(m, m, n, d, e).transposed ? "yes" : "no";
   }
@@ -274,16 +278,27 @@ def cases(dtype):
         ("4", (72, 289, 8, 16), "blocks"),
         ("4", (96, 289, 8, 16), "own" if low else "direct"),
     )
-    # Whether oneDNN multiplies, if this machine lets it.
-    yes = way(dtype, "brgemm", 100, 100, 64, 64)
+    if not (low and CAPABILITY == "AVX512"):
+        return
+    # Whether oneDNN multiplies, or VDPBF16PS, on a machine that has what it takes.
     yield from (
-        ("brgemm", (9, 17, 17, 16), yes),
+        ("brgemm", (9, 17, 17, 16), "yes"),
         ("brgemm", (8, 17, 17, 16), "no"),
         ("brgemm", (9, 16, 17, 16), "no"),
         ("brgemm", (9, 17, 16, 16), "no"),
         ("brgemm", (9, 17, 33, 0), "no"),
-        ("brgemm backward", (49, 17, 17, 16), yes),
+        ("brgemm backward", (49, 17, 17, 16), "yes"),
         ("brgemm backward", (48, 17, 17, 16), "no"),
+        ("pairs", (5, 5, 1, 1), "yes"),
+        ("pairs", (4, 5, 1, 1), "no"),
+        ("pairs", (5, 4, 1, 18), "yes"),
+        ("pairs", (5, 4, 1, 17), "no"),
+        ("pairs", (5, 5, 0, 1), "no"),
+        ("pairs backward", (3, 9, 1, 1), "yes"),
+        ("pairs backward", (2, 9, 1, 1), "no"),
+        ("pairs backward", (3, 8, 64, 65), "yes"),
+        ("pairs backward", (3, 8, 64, 64), "no"),
+        ("pairs backward", (3, 4, 64, 65), "no"),
     )
 
 

@@ -56,8 +56,7 @@ const Runtime runtime{
       std::fill_n(static_cast<uint64_t*>(memory), size / 8, (uint64_t(1) << 40) + (1 << 20));
       return memory;
     },
-    std::free,
-    false};
+    std::free};
 
 // A matrix of eighths between -1/4 and 1/4.
 template <typename S>
