@@ -112,7 +112,10 @@ PROBLEMS = (
     ),
 )
 by_problem = parametrize("problem", PROBLEMS, name_fn=lambda problem: problem.name)
-FEW = [x for x in PROBLEMS if math.prod((*x.case[1:5], *x.case.batch)) < 3000]
+FEW = [x for x in PROBLEMS if math.prod((*x.case[1:5], *x.case.batch)) < 400]
+FEW += [
+    Problem(sized(3, 2, 2, 1, 2, 2), shared, True, 0.5) for shared in ((2, 1), (1, 2))
+]
 by_few = parametrize("problem", FEW, name_fn=lambda problem: problem.name)
 
 
