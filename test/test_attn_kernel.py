@@ -244,7 +244,7 @@ int main() {
   while (std::scanf(
              "%ld %ld %ld %ld %ld %ld %ld",
              &samples, &rows, &cols, &threads, &step, &slots, &thrower) == 7) {
-    const Runtime runtime{nullptr, run, std::malloc, std::free, false};
+    const Runtime runtime{nullptr, run, std::malloc, std::free};
     Progress progress;
     OrderedSums<double> row_sums(samples * rows, cols, 1, slots, 1, runtime, progress);
     OrderedSums<double> col_sums(samples * cols, rows, cols, slots, 1, runtime, progress);
