@@ -13,7 +13,7 @@ SOURCES = sorted(
     for file in (root / NATIVE).rglob("Attn*")
 )
 TEXTS = {path: (ROOT / path).read_text() for path in SOURCES}
-MATHS = {"exp", "tanh"}  # functions that formulas name
+MATHS = {"exp", "log", "tanh"}  # functions that formulas name
 # A name in a comment: words in backquotes, a call, a member, which ends with an underscore, or a
 # constant in capitals.
 NAMES = re.compile(r"`([^`\n]+)`|\b([a-z]\w*)\(|\b([a-z]\w*_)(?!\w)|\b([A-Z]+_[A-Z_]+)\b")
