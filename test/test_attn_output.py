@@ -135,10 +135,10 @@ def both_ways(op, problem, inputs, grad_output):
 class Output(torch.nn.Module):
     def __init__(self, problem):
         super().__init__()
-        self.problem = problem
+        self.is_causal, self.scale = problem.is_causal, problem.scale
 
     def forward(self, q, k, v):
-        return torch.attn_output(q, k, v, **self.problem.options)
+        return torch.attn_output(q, k, v, is_causal=self.is_causal, scale=self.scale)
 
 
 class TestAttnOutput(AttnTestCase):

@@ -103,8 +103,8 @@ SHARED = (
 
 
 def sample_inputs_attn_output(op_info, device, dtype, requires_grad, **kwargs):
-    for sample in sample_inputs_attn(op_info, device, dtype, requires_grad, **kwargs):
-        for options in OPTIONS:
+    for options in OPTIONS:
+        for sample in sample_inputs_attn(op_info, device, dtype, requires_grad):
             yield SampleInput(sample.input, args=sample.args, kwargs=options)
     make = partial(make_tensor, device=device, dtype=dtype, requires_grad=requires_grad)
     for (batch, shared), options in zip(SHARED, OPTIONS[1:]):
