@@ -3,12 +3,13 @@
 """attn_output by the CPU's kernel: its bits, and its memory."""
 
 import json
-import subprocess
-import sys
+import os
 import unittest
+from functools import partial
+from itertools import product
 
 from test_attn import AttnTestCase, BATCH_LAYOUTS, LAYOUTS
-from test_attn_kernel import compact
+from test_attn_kernel import compact, growth, in_process
 from test_attn_output import both_ways, Problem, sized, SIZES
 
 import torch
@@ -17,7 +18,6 @@ from torch.testing._internal.common_device_type import (
     instantiate_device_type_tests,
 )
 from torch.testing._internal.common_utils import (
-    IS_LINUX,
     parametrize,
     run_tests,
     slowTest,
@@ -35,22 +35,28 @@ THREADED = (
     Problem(sized(300, 301, 20, 30, 4, 3), (1, 3)),
     Problem(sized(30, 31, 20, 30, 40, 3), (40, 1), True),
 )
-# What a training step needs above its inputs, its output and its gradients, in bytes.
-MEMORY = """
-import json, resource, sys, torch
-torch.set_num_threads(2)
-n = int(sys.argv[1])
-make = lambda: torch.randn(n, 64)
-q, k, v = (make().requires_grad_() for _ in range(3))
-torch.attn_output(make()[:64], make()[:64], make()[:64])
-kept = [make() for _ in range(5)]  # as much as the output and the gradients
-del kept
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-output = torch.attn_output(q, k, v, is_causal=sys.argv[2] == "causal")
-torch.autograd.grad(output, (q, k, v), output.detach())
-after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(json.dumps(1024 * (after - before)))
-"""
+LENGTHS = (4096, 8192, 16384)
+MASKS = (False, True)
+MEMORY_DTYPES = (torch.float, torch.bfloat16)
+
+
+def growths(lengths=LENGTHS):
+    """For a process of its own: a line of JSON with, for each length, mask and dtype, by how much
+    a training step lets memory grow, without its results.
+    """
+    torch.set_num_threads(2)
+    found = []
+    for n, is_causal, dtype in product(lengths, MASKS, MEMORY_DTYPES):
+        problem = Problem(sized(n, n, 64, 64), is_causal=is_causal)
+        inputs, grad_output = problem.make("cpu", dtype)
+        run = partial(both_ways, torch.attn_output, problem)
+        run([x[:256] for x in inputs], grad_output[:256])  # starts the threads
+        found.append((n, growth(lambda: run(inputs, grad_output))))
+    print(json.dumps(found))
+
+
+def growths_of_long_sequences():
+    growths((65536,))
 
 
 class TestAttnOutputKernel(AttnTestCase):
@@ -117,27 +123,25 @@ class TestAttnOutputKernel(AttnTestCase):
             [torch.attn_output(q, k, v)], [torch.attn_output(q, *expanded)]
         )
 
-    @unittest.skipIf(not IS_LINUX or TEST_WITH_ASAN, "asks Linux for its own memory")
-    @parametrize("mask", ("full", "causal"))
-    def test_memory(self, device, mask):
+    def assert_memory_is_bounded(self, measure):
+        found, _ = in_process(measure, MALLOC_MMAP_THRESHOLD_=str(2**16))
+        for n, size in found:
+            # Scratch memory of two threads, and sums in float of the gradients. The matrix would
+            # take 32 MiB and more, and for the longest 512.
+            with self.subTest(n=n):
+                self.assertLess(size, 2 * 12 * 2**20 + 3 * 4 * 64 * n)
+
+    @unittest.skipUnless(os.access("/proc/self/clear_refs", os.W_OK), "needs Linux")
+    @unittest.skipIf(TEST_WITH_ASAN, "ASan has memory of its own")
+    def test_memory(self, device):
         """A step's memory grows with m + n, not with m n."""
-        sizes = (4096, 8192, 16384)
-        used = []
-        for n in sizes:
-            command = [sys.executable, "-c", MEMORY, str(n), mask]
-            done = subprocess.run(command, capture_output=True, text=True, check=True)
-            used.append(json.loads(done.stdout))
-        # The tensors of a step take 5 x 64 floats a row, of which some memory may be new. A
-        # row of attn would take 4096 to 16,384 floats.
-        for n, bytes_used in zip(sizes, used):
-            self.assertLess(bytes_used, 4 * n * 5 * 64 * 2 + 32 * 2**20, msg=str(used))
+        self.assert_memory_is_bounded(growths)
 
     @slowTest
-    @unittest.skipIf(not IS_LINUX or TEST_WITH_ASAN, "asks Linux for its own memory")
+    @unittest.skipUnless(os.access("/proc/self/clear_refs", os.W_OK), "needs Linux")
+    @unittest.skipIf(TEST_WITH_ASAN, "ASan has memory of its own")
     def test_memory_of_long_sequences(self, device):
-        command = [sys.executable, "-c", MEMORY, "65536", "full"]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        self.assertLess(json.loads(done.stdout), 200 * 2**20)
+        self.assert_memory_is_bounded(growths_of_long_sequences)
 
 
 instantiate_device_type_tests(TestAttnOutputKernel, globals(), only_for="cpu")
