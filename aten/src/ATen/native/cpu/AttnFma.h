@@ -159,9 +159,7 @@ class FmaProducts {
       constexpr int V = decltype(v)::value;
       constexpr bool is_t = decltype(transposed)::value;
       if (rows > MR / 2) {
-        // Four sums alone would wait for one another.
-        kernel<MR, MR * V == 4 ? 2 : 1, V, is_t>(
-            rows, terms, a, b, accumulate, c, ldc);
+        kernel<MR, 1, V, is_t>(rows, terms, a, b, accumulate, c, ldc);
       } else if (rows > 1) {
         kernel<MR / 2, 2, V, is_t>(rows, terms, a, b, accumulate, c, ldc);
       } else {
