@@ -84,6 +84,7 @@ void make_attn(
     }
     mask_row(row, i, cols, form, transposed);
   }
+  fence_streamed(stream);
 }
 
 // attn = tanh(scale q kᵀ), output = attn v
@@ -180,7 +181,6 @@ void forward_by(const ForwardArgs<S>& args, const Runtime& runtime) {
                 stream,
                 out);
           }
-          fence_streamed(stream);
         };
         if (direct) {
           forward(output.data);

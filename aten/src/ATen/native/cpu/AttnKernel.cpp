@@ -8,11 +8,12 @@
 
 // Note [Tiles of attn]
 // attn, its gradient and the gradient of the scores are m x n. Only attn is
-// written to memory, once. The others exist only as tiles, blocks of some rows
-// and at most NC columns, in the scratch memory of a thread. Every sum over a
-// tile starts from zero, and the sums of tiles are added in the order of tiles,
-// whichever threads compute them. So results don't depend on the number of
-// threads. Scratch memory is bounded: d and e are at most ATTN_MAX_WIDTH.
+// written to memory, once, if it is wanted. The others exist only as tiles,
+// blocks of some rows and at most NC columns, in the scratch memory of a
+// thread. Every sum over a tile starts from zero, and the sums of tiles are
+// added in the order of tiles, whichever threads compute them. So results don't
+// depend on the number of threads. Scratch memory is bounded: d and e are at
+// most ATTN_MAX_WIDTH.
 //
 // The kernels know no Tensor. From the outside in:
 //   AttnKernel.cpp    what ATen calls

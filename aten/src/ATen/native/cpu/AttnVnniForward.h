@@ -93,6 +93,7 @@ class VnniForward {
       }
       Products::add_product(accumulate, tile, values, acc_, out + i * v.cols);
     }
+    fence_streamed(stream);
   }
 
  private:
