@@ -94,13 +94,16 @@ struct Problem {
   }
 };
 
-// Where the output is summed, by `count` threads with at most 24 rows each.
+// Where FMA sums the output, by `count` threads with at most 24 rows each.
 template <typename S>
 std::string sums(const Sizes& sizes, int64_t count) {
   using T = at::opmath_type<S>;
   threads = count;
   allocated.clear();
-  Problem<S>(sizes).run_forward();
+  Problem<S> problem(sizes);
+  const ForwardArgs<S> args{
+      sizes, problem.output, problem.attn, problem.q, problem.k, problem.v};
+  forward_by<S, FmaForward<S>>(args, runtime);
   threads = 1;
   const auto [batch, m, n, d, e] = sizes;
   const typename FmaForward<S>::Layout layout(24, m, n, d, e);
