@@ -51,9 +51,9 @@ def _check_attn(
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
     for q_b, k_b, v_b in zip(q_size[:-2], k_size[:-2], v_size[:-2]):
-        if not (grouped and statically_known_true(k_b == 1)):
-            torch._check(k_b == q_b, batch_message)
-        torch._check(k_b == v_b, batch_message)
+        size = k_b if grouped and statically_known_true(k_b == 1) else q_b
+        for other in (k_b, v_b):
+            torch._check(size == other, batch_message)
     torch._check(
         q_size[-1] == k_size[-1],
         lambda: (

@@ -150,22 +150,25 @@ void check_attn_inputs(
       v_sizes);
   const size_t batch = q_sizes.size() - 2;
   for (size_t i = 0; i < batch; ++i) {
-    auto same = k_sizes[i].sym_eq(q_sizes[i]);
+    auto same = q_sizes[i].sym_eq(k_sizes[i]);
     if (grouped) {
       same = same.sym_or(k_sizes[i].sym_eq(1));
     }
-    TORCH_SYM_CHECK(
-        same.sym_and(k_sizes[i].sym_eq(v_sizes[i])),
-        op,
-        ": q (*, m, d), k (*, n, d) and v (*, n, e) must have the same batch "
-        "dimensions *",
-        grouped ? ", or k and v 1 in place of some" : "",
-        ", but got q: ",
-        q_sizes,
-        ", k: ",
-        k_sizes,
-        ", v: ",
-        v_sizes);
+    const auto& first = grouped ? k_sizes[i] : q_sizes[i];
+    for (const auto& holds : {same, first.sym_eq(v_sizes[i])}) {
+      TORCH_SYM_CHECK(
+          holds,
+          op,
+          ": q (*, m, d), k (*, n, d) and v (*, n, e) must have the same batch "
+          "dimensions *",
+          grouped ? ", or k and v 1 in place of some" : "",
+          ", but got q: ",
+          q_sizes,
+          ", k: ",
+          k_sizes,
+          ", v: ",
+          v_sizes);
+    }
   }
   TORCH_SYM_CHECK(
       q_sizes[batch + 1].sym_eq(k_sizes[batch + 1]),
