@@ -32,7 +32,7 @@ SIZES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
 # forward: without gradients. step: forward, and backward from a gradient of output, as a
 # model has it. both: a step in which attn has a gradient too.
 MODES = ("forward", "step", "both")
-# The same for attn_output, without and with a mask, beside the composed maths.
+# These measure attn_output, without and with a mask, beside the composed maths.
 OUTPUT_MODES = ("output", "output step", "causal", "causal step")
 
 

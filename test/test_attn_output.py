@@ -17,6 +17,7 @@ from test_attn import (
     WANTED,
     widen,
 )
+from test_attn_kernel import sized
 
 import torch
 from torch.autograd import gradcheck, gradgradcheck
@@ -62,10 +63,6 @@ class Problem(NamedTuple):
         (q, k, v), (grad_output, _) = self.case.make(device, dtype)
         index = tuple(slice(0, 1) if size == 1 else slice(None) for size in self.shared)
         return (q, k[index], v[index]), grad_output
-
-
-def sized(m, n, d, e, *batch):
-    return Case("_".join(map(str, (*batch, m, n, d, e))), m, d, n, e, batch=batch)
 
 
 # Sizes at the edges of the kernel's blocks, each with and without a mask, and with a scale in
@@ -181,6 +178,20 @@ class TestAttnOutput(AttnTestCase):
         self.assert_bitwise(
             actual, [x for name, x in zip(INPUTS, expected) if name in wanted]
         )
+
+    @dtypes(torch.float, torch.cfloat)
+    def test_no_sample_shares_k_and_v(self, device, dtype):
+        make = partial(torch.randn, device=device, dtype=dtype)
+        q, k, v = make(0, 2, 30), make(1, 400, 30), make(1, 400, 50)
+        for _ in range(3):
+            # The gradients may be allocated where these have been.
+            used = [torch.full_like(x, math.nan) for _ in range(20) for x in (k, v)]
+            del used
+            grads = aten._attn_output_backward(
+                make(0, 2, 50), q, k, v, False, 1.0, [True] * 3
+            )
+            for x, y in zip(grads, (q, k, v)):
+                self.assertEqual(x, torch.zeros_like(y))
 
     @dtypes(torch.float)
     def test_saves_its_inputs_alone(self, device, dtype):

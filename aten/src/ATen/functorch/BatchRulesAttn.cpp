@@ -46,7 +46,7 @@ std::vector<Tensor> with_samples_in_front(std::vector<Operand> operands) {
   return result;
 }
 
-// Where the samples of a result are that has them in front if it is defined.
+// Returns where a result has its samples: in front, if it is defined.
 Bdim samples_of(const Tensor& x) {
   return x.defined() ? Bdim(0) : std::nullopt;
 }

@@ -31,7 +31,7 @@ TORCH_API void check_attn_backward_inputs(
     const Tensor& v,
     const Tensor& attn);
 
-// The same for attn_output, and for its backward.
+// Check the arguments of attn_output, and of its backward, in the same way.
 TORCH_API void check_attn_output_inputs(
     const Tensor& q, const Tensor& k, const Tensor& v);
 TORCH_API void check_attn_output_backward_inputs(

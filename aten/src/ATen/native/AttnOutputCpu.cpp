@@ -97,7 +97,9 @@ std::tuple<Tensor, Tensor, Tensor> _attn_output_backward_cpu(
     bool is_causal,
     double scale,
     std::array<bool, 3> output_mask) {
-  if (!has_attn_kernel(q, v)) {
+  // Without a sample the kernel writes no gradient, but those of k and v that
+  // q's samples share are zero.
+  if (!has_attn_kernel(q, v) || q.numel() == 0) {
     return native::_attn_output_backward(
         grad_output, q, k, v, is_causal, scale, output_mask);
   }

@@ -226,7 +226,7 @@ void backward_by(const BackwardArgs<S>& args, const Runtime& runtime) {
           const auto tile_rows = std::min(grid.rows, m - i);
           const auto tile_cols = std::min(grid.cols, n - j);
 
-          // Whether all of a tile is masked.
+          // Returns whether all of a tile is masked.
           const auto is_masked = [&](int64_t row_tile, int64_t col_tile) {
             const auto end = std::min((row_tile + 1) * grid.rows, m);
             return args.form.kept(end - 1, n) <= col_tile * grid.cols;

@@ -44,7 +44,7 @@ class FmaBackward {
               Fma::packed_size(
                   std::max(rows, cols),
                   std::min(NC, std::max(sizes.d, sizes.e)))),
-          // The same sums as the forward's.
+          // It makes the same sums as the forward's.
           scores(
               again,
               transposed ? cols : sizes.m,

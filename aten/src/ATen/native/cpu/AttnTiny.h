@@ -13,8 +13,8 @@ template <typename S>
 class Tiny {
  public:
   using T = at::opmath_type<S>;
-  // Of attn. At 8 x 8, d = e = 2, tiles take a tenth longer; at 8 x 16, d = e =
-  // 1, plain loops twice as long (Zen 5).
+  // attn has at most this many elements. At 8 x 8, d = e = 2, tiles take a
+  // tenth longer; at 8 x 16, d = e = 1, plain loops twice as long (Zen 5).
   static constexpr int64_t MAX_SIZE = 64;
 
   static bool fits(const Sizes& sizes) {

@@ -36,7 +36,7 @@ class FmaBackward {
               Fma::packed_size(
                   std::max(rows, cols),
                   std::min(NC, std::max(sizes.d, sizes.e)))),
-          // The same sums as the forward's.
+          // It makes the same sums as the forward's.
           scores(again, sizes.m, rows, cols, sizes.d, false, 0) {
       if (makes_attn) {
         scratch.extend_to(again);
