@@ -60,7 +60,8 @@ void multiply(
   if (Fma::product_in_place(acc.data(), add, m, operand, right, c, ldc)) {
     return;
   }
-  Fma::product(add, m, n, operand, Fma::right(panels.data(), right, m), c, ldc);
+  const auto b_right = Fma::right(panels.data(), right, m);
+  Fma::product_by(acc.data(), add, m, n, operand, b_right, c, ldc);
 }
 
 } // namespace

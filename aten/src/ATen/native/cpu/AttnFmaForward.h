@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/native/cpu/AttnFewColumns.h>
+#include <ATen/native/cpu/AttnOneRow.h>
 #include <ATen/native/cpu/AttnForward.h>
 #include <ATen/native/cpu/AttnScores.h>
 
@@ -39,7 +40,7 @@ class FmaForward {
       tile = scratch.add(
           transposed ? tile_size<T>(n, chunk) : tile_size<T>(chunk, n));
       v_panels = scratch.add(Fma::packed_size(n, e));
-      acc = scratch.add(std::is_same_v<T, S> ? 0 : Fma::sums_size(e));
+      acc = scratch.add(Fma::sums_size(e));
       attn = scratch.add(transposed ? chunk * n : 0);
       size = scratch.size();
     }
@@ -128,6 +129,10 @@ class FmaForward {
     const typename Fma::Left attn{tile_, ld_, layout_.transposed};
     if (Few::fits(v.cols)) {
       few_.product(accumulate, rows, attn, v, out);
+      return;
+    }
+    if (all_rows == 1 &&
+        product_of_row(v_panels_, acc_, accumulate, attn, v, out)) {
       return;
     }
     if (Fma::product_in_place(acc_, accumulate, rows, attn, v, out, v.cols)) {
