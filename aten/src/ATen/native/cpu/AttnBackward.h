@@ -106,7 +106,7 @@ struct Grid {
   explicit Grid(const Sizes& sizes) {
     const auto [batch, m, n, d, e] = sizes;
     // Tiles of few rows or columns are longer, so that each has enough work for
-    // a task.
+    // a task. Without, 1 x 100,000 or 50,000 x 2 takes 8% longer (Zen 5).
     constexpr int64_t FEW = 8, WIDTH = 64;
     const auto longer =
         std::clamp<int64_t>(WIDTH / (d + e + 1), 1, Tiles::LONGEST);

@@ -337,7 +337,8 @@ class FmaProducts {
   // With packing, products of 4 rows take half as long again, of 32 up to 7%
   // longer, of 96 as long (Zen 5).
   static constexpr int64_t UNPACKED_ROWS = 96;
-  static constexpr int64_t SMALL = (24 << 10) / sizeof(T); // fits in L1
+  // Fits in the L1 cache. 12 or 48 KB take as long (Zen 5).
+  static constexpr int64_t SMALL = (24 << 10) / sizeof(T);
 
   // The first `count` elements of a vector.
   struct PartOfVector {
