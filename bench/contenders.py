@@ -2,11 +2,12 @@
 
 import importlib.util
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from cases import ATTN, COMPILE, EAGER, FUNCTION, JAX, OUTPUT_MODES, Case
+from cases import ATTN, COMPILE, EAGER, FLEX, FUNCTION, JAX, OUTPUT_MODES, SDPA, Case
 from torch import Tensor
 
 Run = Callable[[], Any]
@@ -81,15 +82,20 @@ def attn_run(problem: Problem) -> Run:
     return torch_run(lambda *x: (torch.attn_output(*x, **problem.output_only),), problem)
 
 
-def eager_run(problem: Problem) -> Run:
+def composed_for(problem: Problem) -> Callable:
     if problem.output_only is None:
-        return torch_run(composed, problem)
-    return torch_run(lambda *x: composed_output(*x, **problem.output_only), problem)
+        return composed
+    return partial(composed_output, **problem.output_only)
+
+
+def eager_run(problem: Problem) -> Run:
+    return torch_run(composed_for(problem), problem)
 
 
 def compile_run(problem: Problem) -> Run:
     torch._dynamo.reset()  # its limit of recompilations must not count earlier cases
-    return torch_run(torch.compile(composed, fullgraph=True, dynamic=False), problem)
+    op = torch.compile(composed_for(problem), fullgraph=True, dynamic=False)
+    return torch_run(op, problem)
 
 
 def function_run(problem: Problem) -> Run:
@@ -127,6 +133,49 @@ def jax_run(problem: Problem) -> Run:
     return lambda: jax.block_until_ready(compiled(*arrays))
 
 
+def sdpa_run(problem: Problem) -> Run:
+    """Attention by softmax: another function, of as many products."""
+
+    def op(*inputs: Tensor) -> tuple[Tensor]:
+        heads = (x.expand(1, 1, *x.shape) for x in inputs)
+        sdpa = torch.nn.functional.scaled_dot_product_attention
+        return (sdpa(*heads, scale=1.0, **problem.output_only)[0, 0],)
+
+    return torch_run(op, problem)
+
+
+def flex_run(problem: Problem) -> Run:
+    """The sum of tanh(score) * value by FlexAttention, which returns weighted means on a CPU.
+
+    Weights must be positive: w = tanh(q @ k.T) + 2, of which 2 * v.sum(0) is taken away. The sum
+    of w is found by one key more, of weight 1. In a further column of v it has a 1, so that the
+    mean there is 1 / (w.sum() + 1).
+    """
+    if problem.grads or problem.output_only != {"is_causal": False}:
+        raise Absent("it has no backward on a CPU")
+    from torch.nn.attention.flex_attention import flex_attention
+
+    n, e = problem.case.n, problem.case.e
+    pad = torch.nn.functional.pad
+
+    def score(s, batch, head, i, j):
+        return torch.where(j < n, torch.log(torch.tanh(s) + 2), 0.0)
+
+    @torch.compile(fullgraph=True, dynamic=False)
+    def from_means(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        mean = flex_attention(q, k, v, score_mod=score, scale=1.0)
+        return mean[..., :e] / mean[..., e:]
+
+    def op(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor]:
+        one_more = pad(v, (0, 1, 0, 1))
+        one_more[n, e] = 1
+        heads = (x[None, None] for x in (q, pad(k, (0, 0, 0, 1)), one_more))
+        return (from_means(*heads)[0, 0] - 2 * v.sum(0),)
+
+    torch._dynamo.reset()
+    return torch_run(op, problem)
+
+
 RUNS = {
     ATTN: attn_run,
     EAGER: eager_run,
@@ -134,6 +183,8 @@ RUNS = {
     FUNCTION: function_run,
     JAX: jax_run,
 }
+# lengths.py measures these as well.
+MORE_RUNS = {SDPA: sdpa_run, FLEX: flex_run}
 
 
 def as_tensors(results: Any) -> list[Tensor]:

@@ -455,6 +455,46 @@ def test_what_others_take_of_the_machine(monkeypatch, tmp_path):
     assert Others().share() == 0  # as on a system without /proc/stat
 
 
+def test_over_the_length(tmp_path):
+    """A curve that ends early leaves its cells empty."""
+    pytest.importorskip("matplotlib")
+    import lengths
+
+    def row(n, mode, **seconds):
+        names = {"ours": "torch.attn_output", "eager": "eager"}
+        named = {names[x]: y for x, y in seconds.items()}
+        same = {"memory": dict.fromkeys(named, 3 << 20), "flops": dict.fromkeys(named, 1e9)}
+        return {"n": n, "mode": mode, "seconds": named, "disturbed": 0.0, **same}
+
+    result = {
+        "machine": about([])["machine"],
+        "peak": 1e9,
+        "errors": {"n": 512, "found": {"eager": 1e-7}},
+        "rows": [
+            row(512, "forward", ours=[2.0, 2.0, 2.0], eager=[4.0, 5.0, 9.0]),
+            row(1024, "forward", ours=[8.0]),
+            row(512, "step", ours=[4.0], eager=[4.0]),
+        ],
+    }
+    lengths.write(result, tmp_path)
+    text = (tmp_path / "lengths.md").read_text()
+    assert "| 512 | 2 s | 50% | 1.00, 3 MiB | 2.50, 3 MiB |" in text
+    assert "| 1024 | 8 s | 12% | 1.00, 3 MiB |  |" in text
+    assert "n = 512: eager 1.0e-07" in text
+    assert "Memory of a step" in (tmp_path / "lengths-narrow.svg").read_text()
+
+
+def test_what_is_measured_over_the_length_computes_the_same():
+    pytest.importorskip("matplotlib")
+    import lengths
+
+    if not hasattr(torch, "attn_output"):
+        pytest.skip("this torch has no attn_output")
+    found = lengths.errors(512)
+    assert tuple(found) == lengths.SAME
+    assert max(found.values()) < 1e-5, found
+
+
 def test_contenders_agree_with_eager():
     import contenders
 

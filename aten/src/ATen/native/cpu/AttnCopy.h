@@ -87,12 +87,19 @@ C10_ALWAYS_INLINE void transpose_rows(
         }
       };
   constexpr int64_t most = 64 / sizeof(T); // rows
-  int64_t j = 0;
-  for (; rows >= most && j + step <= cols; j += step) {
-    block(j, step, std::true_type());
-  }
-  for (; j < cols; j += step) {
-    block(j, std::min(step, cols - j), std::false_type());
+  for (int64_t j = 0; j < cols; j += step) {
+    const auto count = std::min(step, cols - j);
+    // Only columns up to cols are stored, so what follows them may be read, if
+    // it is part of the matrix. A masked load takes ten times as long if it
+    // crosses cache lines (Zen 5). The upper half of a pair must be zeros.
+    const bool is_inside = rows >= most &&
+                           (rows - most) * src_ld >= j + step - cols &&
+                           (sizeof(S) > 2 || count % 2 == 0);
+    if (is_inside) {
+      block(j, count, std::true_type());
+    } else {
+      block(j, count, std::false_type());
+    }
   }
 }
 

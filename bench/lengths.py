@@ -1,0 +1,203 @@
+"""Time and memory of attn_output over the length of a sequence, beside others.
+
+    python bench/lengths.py                  # n = m from 512 to 65,536, some ten minutes
+    python bench/lengths.py --largest 2048   # a part of it
+
+Writes lengths.json, lengths.md and a plot into the folder --out.
+"""
+
+import json
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+import click
+import memory
+import plot
+import report
+import roofline
+import torch
+from cases import ATTN, COMPILE, CPU, EAGER, FLEX, SDPA, Case
+from contenders import MORE_RUNS, RUNS, Absent, Problem
+from machine import console, describe, use_threads
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+from measure import host_clock, interleaved
+
+
+class Curve(NamedTuple):
+    contender: str
+    modes: dict[str, str]  # of a forward and of a step
+    color: str
+    marker: str
+    largest: int = 1 << 14  # n: beyond it takes too long, or too much memory
+
+
+OUTPUT = {"forward": "output", "step": "output step"}
+CURVES = {
+    "torch.attn_output": Curve(ATTN, OUTPUT, "#d55e00", "o", 1 << 16),
+    "the same, causal": Curve(
+        ATTN, {"forward": "causal", "step": "causal step"}, "#e69f00", "P", 1 << 16
+    ),
+    "torch.attn": Curve(ATTN, {"forward": "forward", "step": "step"}, "#b07cc6", "D"),
+    "eager": Curve(EAGER, OUTPUT, "#7f8c8d", "s"),
+    "torch.compile": Curve(COMPILE, OUTPUT, "#2f8fd0", "^"),
+    "SDPA (softmax)": Curve(SDPA, OUTPUT, "#1a9e77", "v"),
+    "FlexAttention": Curve(FLEX, OUTPUT, "#000000", "x"),
+}
+OURS = next(iter(CURVES))
+MODES = ("forward", "step")
+SHORTEST = 512
+LONG = 1 << 14  # from here on a row has few rounds
+SAME = (OURS, "eager", "torch.compile", "FlexAttention")  # the same function
+
+
+def case_of(n: int) -> Case:
+    return Case("float32", n)
+
+
+def runs_of(n: int, mode: str) -> dict:
+    """Returns the contenders that go so far."""
+    runs = {}
+    for name, curve in CURVES.items():
+        if n <= curve.largest:
+            try:
+                problem = Problem(case_of(n), curve.modes[mode])
+                runs[name] = (RUNS | MORE_RUNS)[curve.contender](problem)
+            except Absent as e:
+                console.print(f"{name} left out of {mode}: {e}", markup=False)
+    return runs
+
+
+def errors(n: int) -> dict[str, float]:
+    """Returns the relative error of each output, beside the composed maths in double."""
+    q, k, v = (x.double() for x in Problem(case_of(n), "output").inputs)
+    exact = torch.tanh(q @ k.mT) @ v
+    runs = runs_of(n, "forward")
+    found = {name: runs[name]()[0].double() for name in SAME if name in runs}
+    return {name: ((x - exact).norm() / exact.norm()).item() for name, x in found.items()}
+
+
+def peak(case: Case, mode: str, contender: str, threads: int) -> int:
+    """Returns the bytes above inputs, output and gradients: attn counts also as a result."""
+    found = memory.peak(case, mode, contender, threads)
+    return found + (case.attn_bytes if mode in MODES else 0)
+
+
+def measure(n: int, mode: str, threads: int) -> dict:
+    """Times the contenders, and measures their memory."""
+    case = case_of(n)
+    rounds = {True: 3 if n == LONG else 1, False: 0}[n >= LONG]
+    runs = runs_of(n, mode)
+    times = interleaved(runs, host_clock(threads, CPU), seconds=3, rounds=rounds)
+    modes = {name: CURVES[name].modes[mode] for name in runs}
+    return {
+        "n": n,
+        "mode": mode,
+        "seconds": times.seconds,
+        "disturbed": round(times.disturbed, 3),
+        "flops": {name: sum(x.flops for x in case.passes(modes[name])) for name in runs},
+        "memory": {name: peak(case, modes[name], CURVES[name].contender, threads) for name in runs},
+    }
+
+
+def ratio(row: dict, name: str) -> float:
+    """Returns how many times as long as attn_output it takes: the median of the rounds."""
+    pairs = zip(row["seconds"][name], row["seconds"][OURS], strict=True)
+    return median(x / y for x, y in pairs)
+
+
+def markdown(result: dict) -> str:
+    text = f"# attn_output over the length\n\n{report.describe(result['machine'])}\n"
+    text += f"\nd = e = 64, float32. The FMA peak is {result['peak'] / 1e9:.0f} GFLOP/s. A figure "
+    text += f"is the time as a multiple of that of `{OURS}`, and the peak of memory above inputs, "
+    text += "output and gradients; a compiler that runs in the first call counts, with 70 MiB.\n"
+    listed = ", ".join(f"{name} {x:.1e}" for name, x in result["errors"]["found"].items())
+    text += f"\nRelative error at n = {result['errors']['n']}: {listed}.\n"
+    for mode in MODES:
+        names = [x for x in CURVES if any(x in r["seconds"] for r in result["rows"])]
+        text += f"\n## {mode.capitalize()}\n\n"
+        text += f"| n | time | of the peak | {' | '.join(names)} |\n"
+        text += "| ---: |" * 1 + " ---: |" * (len(names) + 2) + "\n"
+        for row in (r for r in result["rows"] if r["mode"] == mode):
+            ours = median(row["seconds"][OURS])
+            cells = [str(row["n"]), report.duration(ours)]
+            cells.append(f"{row['flops'][OURS] / ours / result['peak']:.0%}")
+            for name in names:
+                if name in row["seconds"]:
+                    held = f"{row['memory'][name] / 2**20:.0f} MiB"
+                    cells.append(f"{ratio(row, name):.2f}, {held}")
+                else:
+                    cells.append("")
+            text += f"| {' | '.join(cells)} |\n"
+    return text
+
+
+def curves(axes: Axes, rows: list[dict], values, title: str) -> None:
+    for name, curve in CURVES.items():
+        points = [(r["n"], values(r, name)) for r in rows if name in r["seconds"]]
+        if points:
+            look = {"color": curve.color, "marker": curve.marker, "markersize": 4}
+            axes.plot(*zip(*points, strict=True), label=name, **look)
+    axes.set_yscale("log")
+    plot.over_n(axes, title)
+
+
+def draw(result: dict, narrow: bool) -> Figure:
+    figure = Figure(figsize=(4, 12) if narrow else (13, 4.5), layout="constrained")
+    all_axes = figure.subplots(*((3, 1) if narrow else (1, 3)))
+    by_mode = {mode: [r for r in result["rows"] if r["mode"] == mode] for mode in MODES}
+    for axes, mode in zip(all_axes, MODES, strict=False):
+        title = f"Time of a {mode}"
+        curves(axes, by_mode[mode], lambda row, name: median(row["seconds"][name]), title)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda x, _: report.duration(x)))
+    title = "Memory of a step above inputs and gradients"
+    least = 1 << 20  # below, it is a buffer of a library
+    curves(all_axes[2], by_mode["step"], lambda r, x: max(least, r["memory"][x]) / 2**20, title)
+    all_axes[2].yaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g} MiB"))
+    return plot.finish(figure, result)
+
+
+def write(result: dict, out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "lengths.json").write_text(json.dumps(result, indent=1) + "\n")
+    (out / "lengths.md").write_text(markdown(result))
+    for suffix, narrow in (("", False), ("-narrow", True)):
+        with rc_context(plot.settings(*plot.GROUNDS[""])):
+            figure = draw(result, narrow)
+            figure.savefig(out / f"lengths{suffix}.svg", metadata={"Date": None})
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--threads", type=click.IntRange(1), default=torch.get_num_threads())
+@click.option("--largest", type=click.IntRange(SHORTEST), default=1 << 16, show_default=True)
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default="build/lengths",
+    show_default=True,
+)
+def main(threads: int, largest: int, out: Path) -> None:
+    """Measure attn_output over n, beside torch.attn, eager, torch.compile, SDPA, FlexAttention."""
+    use_threads(threads)
+    lengths = [1 << i for i in range(17) if SHORTEST <= 1 << i <= largest]
+    n = min(2048, lengths[-1])
+    result = {
+        "machine": describe(threads, with_jax=False),
+        "peak": roofline.measure(threads).flops["float32"],
+        "errors": {"n": n, "found": errors(n)},
+        "rows": [],
+    }
+    for n in lengths:
+        for mode in MODES:
+            row = measure(n, mode, threads)
+            result["rows"].append(row)
+            found = {name: report.duration(median(x)) for name, x in row["seconds"].items()}
+            console.print(n, mode, *(f"{name} {x}" for name, x in found.items()), markup=False)
+            write(result, out)
+
+
+if __name__ == "__main__":
+    main(prog_name="lengths.py")

@@ -1,0 +1,153 @@
+# Owner(s): ["module: inductor"]
+
+"""Inductor replaces attn by attn_output if nothing reads attn's second result."""
+
+from collections import Counter
+
+from attn_function import INPUTS
+from test_attn_kernel import sized
+
+import torch
+from torch._inductor import config
+from torch._inductor.utils import fresh_inductor_cache
+from torch.testing._internal.common_device_type import (
+    dtypes,
+    instantiate_device_type_tests,
+)
+from torch.testing._internal.common_utils import parametrize, run_tests, TestCase
+
+
+aten = torch.ops.aten
+FORWARD = (aten.attn.default, aten.attn_output.default)
+BACKWARD = (aten._attn_backward.default, aten._attn_output_backward.default)
+OLD, NEW = {"attn": 1}, {"attn_output": 1}
+OLD_STEP = {"attn": 1, "_attn_backward": 1}
+NEW_STEP = {"attn_output": 1, "_attn_output_backward": 1}
+CASE = sized(20, 30, 4, 5, 2)  # attn has 2 * 20 * 30 elements
+SQUARE = sized(6, 6, 6, 6)
+
+
+def output(q, k, v):
+    return torch.attn(q, k, v)[0] * 2
+
+
+def both(q, k, v):
+    return torch.attn(q, k, v)
+
+
+def sum_of_scores(q, k, v):
+    result, attn = torch.attn(q, k, v)
+    return result, attn.sum()
+
+
+def scores_without_gradient(q, k, v):
+    result, attn = torch.attn(q, k, v)
+    return result * attn.detach().amax()
+
+
+def backward_of_another(q, k, v):
+    """The operator's backward, for other inputs than it was called with."""
+    result, attn = torch.attn(q, k, v)
+    return result, *aten._attn_backward(result, None, k, q, v, attn, [True] * 3)
+
+
+def two(q, k, v):
+    """Nothing reads the scores of the one, and all read those of the other."""
+    return torch.attn(q, k, v)[0], *torch.attn(q + 1, k, v)
+
+
+class TestAttnOutputCompile(TestCase):
+    def assert_compiled(
+        self, function, inputs, expected, dynamic=False, wanted=(), **options
+    ):
+        """The compiled function's results and gradients are right; these operators are in it."""
+        found = Counter()
+
+        def look(graph):
+            names = (
+                x.target.__name__ for x in graph.nodes if x.target in FORWARD + BACKWARD
+            )
+            found.update(x.split(".")[0] for x in names)
+
+        inputs = [
+            x.detach().requires_grad_(name in wanted) for name, x in zip(INPUTS, inputs)
+        ]
+        torch._dynamo.reset()
+        compiled = torch.compile(function, fullgraph=True, dynamic=dynamic)
+        results = []
+        options = {"attn_output_min_bytes": 0, "joint_custom_post_pass": look} | options
+        with config.patch(options), fresh_inductor_cache():
+            for run in (function, compiled):
+                outputs = run(*inputs)
+                outputs = (outputs,) if isinstance(outputs, torch.Tensor) else outputs
+                wanted_inputs = [x for x in inputs if x.requires_grad]
+                total = sum(x.abs().sum() for x in outputs if x.requires_grad)
+                grads = (
+                    torch.autograd.grad(total, wanted_inputs) if wanted_inputs else ()
+                )
+                results.append((*outputs, *grads))
+        self.assertEqual(*results)
+        self.assertEqual(found, expected)
+
+    @parametrize("dynamic", (False, True))
+    @dtypes(torch.float, torch.double, torch.half, torch.bfloat16)
+    def test_replaced(self, device, dtype, dynamic):
+        inputs, _ = CASE.make(device, dtype)
+        self.assert_compiled(output, inputs, NEW, dynamic)
+        self.assert_compiled(output, inputs, NEW_STEP, dynamic, wanted=INPUTS)
+
+    @parametrize("wanted", ("q", "k", "v", "qk", "kv"))
+    def test_some_gradients(self, device, wanted):
+        inputs, _ = CASE.make(device, torch.double)
+        self.assert_compiled(output, inputs, NEW_STEP, wanted=wanted)
+
+    @parametrize("function", (both, sum_of_scores, scores_without_gradient))
+    def test_scores_are_read(self, device, function):
+        inputs, _ = CASE.make(device, torch.double)
+        self.assert_compiled(function, inputs, OLD)
+        self.assert_compiled(function, inputs, OLD_STEP, wanted=INPUTS)
+
+    def test_complex(self, device):
+        """The kernel takes real numbers."""
+        inputs, _ = CASE.make(device, torch.cfloat)
+        self.assert_compiled(output, inputs, OLD)
+
+    def test_another_backward(self, device):
+        inputs, _ = SQUARE.make(device, torch.double)
+        self.assert_compiled(backward_of_another, inputs, OLD_STEP)
+
+    def test_one_of_two(self, device):
+        inputs, _ = CASE.make(device, torch.double)
+        self.assert_compiled(two, inputs, {**OLD, **NEW})
+        self.assert_compiled(two, inputs, {**OLD_STEP, **NEW_STEP}, wanted=INPUTS)
+
+    @parametrize("dynamic", (False, True))
+    def test_small(self, device, dynamic):
+        """With a backward it is replaced from a size on, without one always."""
+        inputs, _ = CASE.make(device, torch.float)
+        size = 4 * 2 * 20 * 30
+        for least, expected in ((size, NEW_STEP), (size + 1, OLD_STEP)):
+            options = {"attn_output_min_bytes": least, "dynamic": dynamic}
+            self.assert_compiled(output, inputs, expected, wanted=INPUTS, **options)
+            self.assert_compiled(output, inputs, NEW, **options)
+
+    def test_wide(self, device):
+        """The kernel takes no more columns; composed, a backward would gain nothing."""
+        for d, e in ((1024, 1), (1, 1024)):
+            inputs, _ = sized(2, 3, d, e).make(device, torch.float)
+            self.assert_compiled(output, inputs, NEW_STEP, wanted=INPUTS)
+            inputs, _ = sized(2, 3, d + (d > 1), e + (e > 1)).make(device, torch.float)
+            self.assert_compiled(output, inputs, OLD_STEP, wanted=INPUTS)
+
+    def test_off(self, device):
+        inputs, _ = CASE.make(device, torch.float)
+        self.assert_compiled(output, inputs, OLD, attn_output_pass=False)
+        self.assert_compiled(
+            output, inputs, OLD_STEP, wanted=INPUTS, attn_output_pass=False
+        )
+
+
+instantiate_device_type_tests(TestAttnOutputCompile, globals(), only_for="cpu")
+
+if __name__ == "__main__":
+    run_tests()
