@@ -4,6 +4,7 @@
 with no number that it has not written."""
 
 import ctypes
+import itertools
 import random
 import sys
 import unittest
@@ -166,6 +167,12 @@ WAYS(float)
 WAYS(double)
 WAYS(bfloat16)
 WAYS(half)
+extern "C" int64_t step(int64_t tasks, int64_t threads, int64_t size) {
+  return tasks_at_once(tasks, threads, size);
+}
+extern "C" int64_t slots(int64_t size, int64_t threads, int64_t step) {
+  return slots_for(size, threads, step);
+}
 """
 # The rows of a micro-kernel.
 ROWS = {"DEFAULT": 3, "AVX2": 4, "AVX512": 8}
@@ -218,6 +225,20 @@ class TestAttnWays(TestCase):
         for what, sizes, expected in cases(dtype):
             with self.subTest(what=what, sizes=sizes):
                 self.assertEqual(way(dtype, what, *sizes), expected)
+
+    def test_slots(self):
+        """There is one for each task that threads have taken, and one more that a thread may take
+        while others are at work. So no thread sleeps until another is done."""
+        ways = library("attn_ways", SOURCE)
+        for name in ("step", "slots"):
+            getattr(ways, name).restype = ctypes.c_int64
+        powers = [2**i for i in range(21)]
+        for tasks, threads, size in itertools.product(powers, powers[:8], powers):
+            with self.subTest(tasks=tasks, threads=threads, size=size):
+                step = ways.step(*map(ctypes.c_int64, (tasks, threads, size)))
+                slots = ways.slots(*map(ctypes.c_int64, (size, threads, step)))
+                self.assertGreaterEqual(slots, threads * (2 * step if step > 1 else 1))
+                self.assertLessEqual(slots * size, threads * max(size, 2**16))
 
     # Computing with what earlier work has left in memory changes no result, but if these are
     # denormal numbers, it takes several times as long.

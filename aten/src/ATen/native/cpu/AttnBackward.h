@@ -166,8 +166,11 @@ void backward_by(const BackwardArgs<S>& args, const Runtime& runtime) {
                       1,
                       groups);
   const auto samples = groups_at_once * group;
-  const auto step = by_groups ? group * tiles * tasks_at_once(groups, threads)
-                              : tasks_at_once(samples * tiles, threads);
+  const auto step =
+      by_groups
+          ? group * tiles * tasks_at_once(groups, threads)
+          : tasks_at_once(
+                samples * tiles, threads, std::max({q_size, k_size, v_size}));
   const typename Tiles::Layout layout(args.sizes, grid.rows, cols, !args.attn);
   const Scratch<T> scratch(threads, layout.size, runtime);
   Progress progress;
