@@ -268,9 +268,8 @@ def registered(attempt):
 def check(attempt):
     attn = registered(attempt)
     for batch in ((), (3,), (2, 3)):
-        m, n, d, e = (
-            2 + x for x in torch.randperm(8)[:4].tolist()
-        )  # no two are the same
+        # No two are the same, so that none can stand for another.
+        m, n, d, e = (2 + x for x in torch.randperm(8)[:4].tolist())
         q, k, v = (torch.randn(*batch, *s) for s in ((m, d), (n, d), (n, e)))
         words = f"with a batch of {batch}" if batch else "without a batch"
         wanted = 2 * m * n * (d + e) * torch.Size(batch).numel()
