@@ -7,6 +7,7 @@ Writes lengths.json, lengths.md and a plot into the folder --out.
 """
 
 import json
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -20,7 +21,6 @@ import torch
 from cases import ATTN, COMPILE, CPU, EAGER, FLEX, SDPA, Case
 from contenders import MORE_RUNS, RUNS, Absent, Problem
 from machine import console, describe, use_threads
-from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
@@ -76,7 +76,7 @@ def errors(n: int) -> dict[str, float]:
     q, k, v = (x.double() for x in Problem(case_of(n), "output").inputs)
     exact = torch.tanh(q @ k.mT) @ v
     runs = runs_of(n, "forward")
-    found = {name: runs[name]()[0].double() for name in SAME if name in runs}
+    found = {name: runs[name]()[0].double() for name in SAME}
     return {name: ((x - exact).norm() / exact.norm()).item() for name, x in found.items()}
 
 
@@ -89,7 +89,7 @@ def peak(case: Case, mode: str, contender: str, threads: int) -> int:
 def measure(n: int, mode: str, threads: int) -> dict:
     """Times the contenders, and measures their memory."""
     case = case_of(n)
-    rounds = {True: 3 if n == LONG else 1, False: 0}[n >= LONG]
+    rounds = 0 if n < LONG else 3 if n == LONG else 1
     runs = runs_of(n, mode)
     times = interleaved(runs, host_clock(threads, CPU), seconds=3, rounds=rounds)
     modes = {name: CURVES[name].modes[mode] for name in runs}
@@ -103,12 +103,6 @@ def measure(n: int, mode: str, threads: int) -> dict:
     }
 
 
-def ratio(row: dict, name: str) -> float:
-    """Returns how many times as long as attn_output it takes: the median of the rounds."""
-    pairs = zip(row["seconds"][name], row["seconds"][OURS], strict=True)
-    return median(x / y for x, y in pairs)
-
-
 def markdown(result: dict) -> str:
     text = f"# attn_output over the length\n\n{report.describe(result['machine'])}\n"
     text += f"\nd = e = 64, float32. The FMA peak is {result['peak'] / 1e9:.0f} GFLOP/s. A figure "
@@ -120,7 +114,7 @@ def markdown(result: dict) -> str:
         names = [x for x in CURVES if any(x in r["seconds"] for r in result["rows"])]
         text += f"\n## {mode.capitalize()}\n\n"
         text += f"| n | time | of the peak | {' | '.join(names)} |\n"
-        text += "| ---: |" * 1 + " ---: |" * (len(names) + 2) + "\n"
+        text += "|" + " ---: |" * (len(names) + 3) + "\n"
         for row in (r for r in result["rows"] if r["mode"] == mode):
             ours = median(row["seconds"][OURS])
             cells = [str(row["n"]), report.duration(ours)]
@@ -128,7 +122,7 @@ def markdown(result: dict) -> str:
             for name in names:
                 if name in row["seconds"]:
                     held = f"{row['memory'][name] / 2**20:.0f} MiB"
-                    cells.append(f"{ratio(row, name):.2f}, {held}")
+                    cells.append(f"{median(report.ratios(row, name, OURS)):.2f}, {held}")
                 else:
                     cells.append("")
             text += f"| {' | '.join(cells)} |\n"
@@ -165,9 +159,7 @@ def write(result: dict, out: Path) -> None:
     (out / "lengths.json").write_text(json.dumps(result, indent=1) + "\n")
     (out / "lengths.md").write_text(markdown(result))
     for suffix, narrow in (("", False), ("-narrow", True)):
-        with rc_context(plot.settings(*plot.GROUNDS[""])):
-            figure = draw(result, narrow)
-            figure.savefig(out / f"lengths{suffix}.svg", metadata={"Date": None})
+        plot.save(partial(draw, result, narrow), out / f"lengths{suffix}.svg")
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

@@ -1,6 +1,7 @@
 """The plots: ratios of every case, percent of the roofline, time over n; random shapes."""
 
 import textwrap
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -191,6 +192,12 @@ def settings(ground: str, ink: str) -> dict:
     }
 
 
+def save(drawn_by: Callable[[], Figure], file: Path, ground: str = "") -> None:
+    """Writes a plot for one of GROUNDS."""
+    with matplotlib.rc_context(settings(*GROUNDS[ground])):
+        drawn_by().savefig(file, metadata={"Date": None})
+
+
 def write(result: dict, out: Path) -> list[str]:
     """Writes the plots for a light and, but the narrow one, a dark ground; the files' names."""
     device = report.device_of(result)
@@ -203,10 +210,7 @@ def write(result: dict, out: Path) -> list[str]:
     written = []
     for plot, (drawn_by, suffixes) in plots.items():
         for suffix in suffixes:
-            ground, ink = GROUNDS[suffix]
-            with matplotlib.rc_context(settings(ground, ink)):
-                figure = drawn_by(result)
-                name = f"{plot}{suffix}.svg"
-                figure.savefig(out / name, metadata={"Date": None})
-                written.append(name)
+            name = f"{plot}{suffix}.svg"
+            save(partial(drawn_by, result), out / name, suffix)
+            written.append(name)
     return written

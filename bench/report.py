@@ -77,10 +77,10 @@ class Aim(NamedTuple):
     met: bool
 
 
-def ratios(row: Row, other: str) -> list[float]:
-    """Returns how many times as fast as `other` attn was, in each round."""
+def ratios(row: Row, other: str, ours: str = ATTN) -> list[float]:
+    """Returns how many times as fast as `other` ours was, in each round."""
     seconds = row["seconds"]
-    return [b / a for a, b in zip(seconds.get(ATTN, []), seconds.get(other, []), strict=False)]
+    return [b / a for a, b in zip(seconds.get(ours, []), seconds.get(other, []), strict=False)]
 
 
 def slower(row: Row) -> bool:

@@ -13,8 +13,8 @@ from torch.testing._internal.common_utils import run_tests, TEST_WITH_ASAN
 
 # Without hypothesis, this ends the process.
 from test_attn_properties import ALL, ALL_LAYOUTS, cases, for_all, SEEDS  # isort: skip
-from test_attn_kernel import by_dtype, compact, KernelTestCase, report_on
-from test_attn_output import both_ways, Problem, sized
+from test_attn_kernel import by_dtype, compact, KernelTestCase, report_on, sized
+from test_attn_output import both_ways, Problem
 
 from hypothesis import strategies as st
 
@@ -55,7 +55,7 @@ def reached(name, i, j, is_causal):
     }[name]
 
 
-def problems(batches=BATCHES, **options):
+def problems(batches=BATCHES):
     """Problems of any size, mask and scale, in which samples share k and v or not."""
 
     def make(case, shares, is_causal, scale):
@@ -64,7 +64,7 @@ def problems(batches=BATCHES, **options):
 
     return st.builds(
         make,
-        cases(batches=batches, **options),
+        cases(batches=batches),
         st.tuples(st.booleans(), st.booleans()),
         st.booleans(),
         st.sampled_from((1.0, 0.125, -3.0)),
