@@ -1,8 +1,8 @@
 #pragma once
 
 #include <ATen/native/cpu/AttnFewColumns.h>
-#include <ATen/native/cpu/AttnOneRow.h>
 #include <ATen/native/cpu/AttnForward.h>
+#include <ATen/native/cpu/AttnOneRow.h>
 #include <ATen/native/cpu/AttnScores.h>
 
 namespace at::native::attn_cpu {

@@ -25,8 +25,7 @@ class VnniProducts {
   static constexpr bool by_pairs = std::is_same_v<Micro, Pairs>;
   static_assert(W == BRGEMM_COLS);
 
-  // Returns how many terms are summed for a product of `terms`. The rest are
-  // zeros.
+  // Returns how many terms are summed: the last ones are zeros.
   static int64_t padded(int64_t terms) {
     return at::round_up(terms, Micro::TERMS);
   }
@@ -36,6 +35,7 @@ class VnniProducts {
   struct Right {
     S* data;
     int64_t rows, cols;
+    bool narrow = false;
 
     S* at(int64_t row, int64_t col) const {
       return data + col * padded(rows) + row * W;
@@ -106,7 +106,11 @@ class VnniProducts {
       int64_t ldc = BRGEMM_LD) {
     if constexpr (by_pairs) {
       const auto rows = std::min(MC, a.rows - row);
-      Micro::multiply(false, a, row, rows, b.data, b.cols, c, ldc);
+      if (b.narrow) {
+        Micro::multiply_narrow(a, row, rows, b.data, b.cols, c, ldc);
+      } else {
+        Micro::multiply(false, a, row, rows, b.data, b.cols, c, ldc);
+      }
     } else {
       for (int64_t col = 0; col < b.cols; col += W) {
         Micro::multiply(a, row, b.at(0, col), c + col);
@@ -189,11 +193,30 @@ class VnniProducts {
     return result;
   }
 
-  // Returns x as the left operand: as a copy or, by Pairs, in place if its
-  // pairs are dense. No result depends on the rows below.
+  // Copies xᵀ as a right operand.
+  static Right columns(S* copy, const Matrix<const S>& x) {
+    if constexpr (by_pairs) {
+      if (x.rows <= Micro::NARROW) {
+        S* to = copy;
+        for (int64_t i = 0; i < x.cols; i += 4, to += 4 * Micro::NARROW) {
+          std::fill_n(to, 4 * Micro::NARROW, S(0));
+          for (const auto j : c10::irange(x.rows)) {
+            for (const auto t : c10::irange(std::min<int64_t>(4, x.cols - i))) {
+              to[4 * j + t] = x.at(j, i + t);
+            }
+          }
+        }
+        return {copy, x.cols, x.rows, true};
+      }
+    }
+    return right(copy, x.t());
+  }
+
+  // Returns x as the left operand: as a copy or, by Pairs, in place if its rows
+  // are dense. No result depends on the rows below.
   static Left left(S* copy, const Matrix<const S>& x) {
     if constexpr (by_pairs) {
-      if (x.col_stride == 1 && x.cols % 2 == 0) {
+      if (x.col_stride == 1) {
         S* data = const_cast<S*>(x.data); // it is only read
         return {data, x.rows, x.cols, x.row_stride};
       }

@@ -60,20 +60,14 @@ class VnniBackward {
     }
     const auto& [q, k, v, attn, grad_output, grad_attn, form] = matrices_;
     tile_ = {tile_.data, attn.rows, attn.cols};
-    const bool has_product = grad_output.data != nullptr;
-    typename Products::Left a{};
-    typename Products::Right b{};
-    if (has_product) {
-      a = Products::left(left_, grad_output);
-      b = Products::right(right_, v.t());
+    if (grad_output.data == nullptr) {
+      return finish_rows<false>(0, attn.rows);
     }
+    const auto a = Products::left(left_, grad_output);
+    const auto b = Products::columns(right_, v);
     for (int64_t row = 0; row < attn.rows; row += MC) {
-      if (has_product) {
-        Products::multiply(a, row, b, acc_);
-        finish_rows<true>(row);
-      } else {
-        finish_rows<false>(row);
-      }
+      Products::multiply(a, row, b, acc_);
+      finish_rows<true>(row, std::min(attn.rows, row + MC));
     }
   }
 
@@ -103,7 +97,7 @@ class VnniBackward {
   void make_attn() {
     const auto& [q, k, v, attn, grad_output, grad_attn, form] = matrices_;
     const auto a = Products::left(left_, q);
-    const auto b = Products::right(right_, k.t());
+    const auto b = Products::columns(right_, k);
     attn_ = {attn_.data, q.rows, k.rows};
     for (int64_t row = 0; row < q.rows; row += MC) {
       Products::multiply(a, row, b, acc_);
@@ -133,13 +127,12 @@ class VnniBackward {
     Products::add_product(accumulate, left, right, acc_, total);
   }
 
-  // Computes at most MC rows of the tile, from the product in acc_ if any.
+  // Computes rows of the tile; if there is a product, at most MC of it in acc_.
   template <bool has_product>
-  void finish_rows(int64_t begin) {
+  void finish_rows(int64_t begin, int64_t end) {
     const auto& attn = matrices_.attn;
     const auto& grad_attn = matrices_.grad_attn;
     const Pair<T> scale(static_cast<T>(matrices_.form.scale));
-    const auto end = std::min(attn.rows, begin + MC);
     for (int64_t i = begin; i < end; ++i) {
       // Rows of attn are far apart in memory.
       const S* ahead = attn.data + (i + AHEAD) * attn.row_stride;

@@ -48,7 +48,7 @@ class VnniForward {
       const Form& form,
       bool stream,
       O* out) {
-    const auto keys = Products::right(k_vnni_, k.t());
+    const auto keys = Products::columns(k_vnni_, k);
     const auto values = Products::right(v_vnni_, v);
     for (int64_t i = 0; i < q.rows; i += MC) {
       const auto rows = std::min(MC, q.rows - i);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/native/cpu/AttnForward.h>
+#include <ATen/native/cpu/AttnOneRow.h>
 #include <ATen/native/cpu/AttnScores.h>
 
 namespace at::native::attn_cpu {
@@ -143,11 +144,16 @@ class FmaBackward {
     for (int64_t p = 0; p < x.cols; p += NC) {
       const auto cols = std::min(NC, x.cols - p);
       const auto part = x.block(0, p, x.rows, cols);
+      T* panels = grads_.panels();
+      if (rows == 1 &&
+          product_of_row(panels, products_, accumulate, a, part, out + p)) {
+        continue;
+      }
       if (Fma::product_in_place(
               products_, accumulate, rows, a, part, out + p, x.cols)) {
         continue;
       }
-      const auto right = Fma::right(grads_.panels(), part, rows);
+      const auto right = Fma::right(panels, part, rows);
       Fma::product_by(
           products_, accumulate, rows, cols, a, right, out + p, x.cols);
     }
