@@ -3,7 +3,7 @@
     python bench/lengths.py                  # n = m from 512 to 65,536, some ten minutes
     python bench/lengths.py --largest 2048   # a part of it
 
-Writes lengths.json, lengths.md and a plot into the folder --out.
+Writes cpu-lengths.json, cpu-lengths.md and a plot into the folder --out.
 """
 
 import json
@@ -48,6 +48,7 @@ CURVES = {
     "FlexAttention": Curve(FLEX, OUTPUT, "#000000", "x"),
 }
 OURS = next(iter(CURVES))
+NAME = "cpu-lengths"  # of the files
 MODES = ("forward", "step")
 SHORTEST = 512
 LONG = 1 << 14  # from here on a row has few rounds
@@ -156,10 +157,10 @@ def draw(result: dict, narrow: bool) -> Figure:
 
 def write(result: dict, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    (out / "lengths.json").write_text(json.dumps(result, indent=1) + "\n")
-    (out / "lengths.md").write_text(markdown(result))
+    (out / f"{NAME}.json").write_text(json.dumps(result, indent=1) + "\n")
+    (out / f"{NAME}.md").write_text(markdown(result))
     for suffix, narrow in (("", False), ("-narrow", True)):
-        plot.save(partial(draw, result, narrow), out / f"lengths{suffix}.svg")
+        plot.save(partial(draw, result, narrow), out / f"{NAME}{suffix}.svg")
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

@@ -43,7 +43,7 @@ SANITIZED = "*.test_values_and_gradients_*float*"
 # The options that a command doesn't have are the benchmark's.
 PASSES_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 PUBLISH = click.option(
-    "--publish", is_flag=True, help="Keep the results in bench/published, for the README."
+    "--publish", is_flag=True, help="Keep the results in bench/published, for the manual."
 )
 ARGS = click.argument("args", nargs=-1, type=click.UNPROCESSED)
 
@@ -54,15 +54,19 @@ ARGS = click.argument("args", nargs=-1, type=click.UNPROCESSED)
     context_settings=PASSES_ON,
     example="--only n=1024 --mode forward",
 )
+@click.option("--lengths", is_flag=True, help="attn_output over the length; ARGS are lengths.py's.")
 @PUBLISH
 @ARGS
-def bench(publish: bool, args: tuple[str, ...]) -> None:
+def bench(lengths: bool, publish: bool, args: tuple[str, ...]) -> None:
     """Measure the operator's speed (`make bench`); ARGS are those of bench/bench.py."""
     venv = paths.BUILD / "venv-bench"
     make_venv(venv, paths.ROOT / "bench" / "requirements.txt")
     graft_into(venv, default_release())
-    sweep = ("--sweep", "120")  # unless ARGS say
-    sys.exit(measure(venv, paths.BUILD / "bench", "cpu", publish, (*sweep, *args)))
+    if lengths:
+        command = ("lengths.py", *args)
+        sys.exit(measure(venv, paths.BUILD / "lengths", "cpu-lengths", publish, command))
+    command = ("bench.py", "--sweep", "120", *args)  # unless ARGS say
+    sys.exit(measure(venv, paths.BUILD / "bench", "cpu", publish, command))
 
 
 @click.command(
@@ -102,7 +106,8 @@ def bench_gpu(base: str, sanitized: bool, publish: bool, args: tuple[str, ...]) 
     )
     print_wide(table((), results))
     time_left = ("--minutes", str(minutes_left(start)))  # unless ARGS say
-    status = measure(paths.VENV, out, "cuda", publish, (*time_left, *args))
+    command = ("bench.py", "--device", "cuda", *time_left, *args)
+    status = measure(paths.VENV, out, "cuda", publish, command)
     console.print(f"{(time.monotonic() - start) / 60:.1f} minutes in all")
     sys.exit(finish(results, status))
 
@@ -128,22 +133,23 @@ def figures() -> list[tuple[str, str, str]]:
     return found
 
 
-def measure(venv: Path, out: Path, device: str, publish: bool, args: Sequence[str]) -> int:
-    """Runs the benchmark with its results in `out`; its exit status."""
+def measure(venv: Path, out: Path, name: str, publish: bool, command: Sequence[str]) -> int:
+    """Runs a script of bench/, which writes files called `name` into `out`; its exit status."""
+    script, *args = command
+    measured = kernel(name.partition("-")[0])
     # -E: PYTHONPATH could bring in another torch.
     python = [venv / "bin" / "python", "-E"]
-    script, measured = paths.ROOT / "bench/bench.py", kernel(device)
-    command = [*python, script, "--out", out, "--device", device]
-    status = subprocess.run([*command, *args], cwd=paths.ROOT).returncode
+    run_script = [*python, paths.ROOT / "bench" / script, "--out", out, *args]
+    status = subprocess.run(run_script, cwd=paths.ROOT).returncode
     if publish and not status:
         kept = paths.ROOT / PUBLISHED
         kept.mkdir(exist_ok=True)
-        for file in sorted(out.glob(f"{device}*")):
+        for file in sorted(out.glob(f"{name}*")):
             shutil.copy2(file, kept)
-        result = kept / f"{device}.json"
+        result = kept / f"{name}.json"
         named = {"kernel": measured, **json.loads(result.read_text())}
         result.write_text(json.dumps(named, indent=1) + "\n")
-        console.print(f"{kept.relative_to(paths.ROOT)}: kept for the README")
+        console.print(f"{kept.relative_to(paths.ROOT)}: kept for the manual")
     return status
 
 

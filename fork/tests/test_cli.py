@@ -431,19 +431,22 @@ def test_chosen_base(args, variables, base):
         (("--only", "n=4"), 0, []),
         (("--publish", "--quick"), 0, ["cpu.json", "cpu.svg"]),
         (("--publish",), 3, []),
+        (("--lengths", "--publish", "--largest", "512"), 0, ["cpu-lengths.json"]),
     ],
 )
 def test_bench(tmp_path, monkeypatch, args, status, kept):
     """The benchmark gets the arguments; its results are kept if that was asked for and it ran."""
     (tmp_path / "bench").mkdir()
     (tmp_path / "fork").mkdir()
-    (tmp_path / "bench/bench.py").write_text(
-        "import json, pathlib, sys\n"
-        "out = pathlib.Path(sys.argv[2]); out.mkdir(parents=True)\n"
-        "for name in ('cpu.json', 'cpu.svg', 'other'):\n"
-        "    (out / name).write_text(json.dumps({'args': sys.argv[5:]}))\n"
-        f"sys.exit({status})\n"
-    )
+    scripts = {"bench": ["cpu.json", "cpu.svg", "other"], "lengths": ["cpu-lengths.json"]}
+    for script, names in scripts.items():
+        (tmp_path / f"bench/{script}.py").write_text(
+            "import json, pathlib, sys\n"
+            "out = pathlib.Path(sys.argv[2]); out.mkdir(parents=True)\n"
+            f"for name in {names}:\n"
+            "    (out / name).write_text(json.dumps({'args': sys.argv[3:]}))\n"
+            f"sys.exit({status})\n"
+        )
     python = tmp_path / "build/venv-bench/bin/python"
     python.parent.mkdir(parents=True)
     python.symlink_to(sys.executable)
@@ -452,13 +455,16 @@ def test_bench(tmp_path, monkeypatch, args, status, kept):
     monkeypatch.setattr(benchmark, "graft_into", lambda venv, release: None)
     monkeypatch.setattr(benchmark, "kernel", lambda device: "a hash")
     assert invoke("bench", *args)[0] == status
-    passed = [arg for arg in args if arg != "--publish"]
-    sweep = ["--sweep", "120"]  # random shapes for two minutes, unless the arguments say otherwise
-    measured = json.loads((tmp_path / "build/bench/cpu.json").read_text())
+    passed = [arg for arg in args if arg not in ("--publish", "--lengths")]
+    script = "lengths" if "--lengths" in args else "bench"
+    result = scripts[script][0]
+    # Random shapes for two minutes, unless the arguments say otherwise.
+    sweep = ["--sweep", "120"] if script == "bench" else []
+    measured = json.loads((tmp_path / "build" / script / result).read_text())
     assert measured == {"args": sweep + passed}
     assert sorted(f.name for f in tmp_path.glob("bench/published/*")) == kept
     if kept:  # the file then says which kernel was measured
-        published = json.loads((tmp_path / "bench/published/cpu.json").read_text())
+        published = json.loads((tmp_path / "bench/published" / result).read_text())
         assert published == {"kernel": "a hash", **measured}
 
 

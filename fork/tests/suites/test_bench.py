@@ -477,11 +477,11 @@ def test_over_the_length(tmp_path):
         ],
     }
     lengths.write(result, tmp_path)
-    text = (tmp_path / "lengths.md").read_text()
+    text = (tmp_path / "cpu-lengths.md").read_text()
     assert "| 512 | 2 s | 50% | 1.00, 3 MiB | 2.50, 3 MiB |" in text
     assert "| 1024 | 8 s | 12% | 1.00, 3 MiB |  |" in text
     assert "n = 512: eager 1.0e-07" in text
-    assert "Memory of a step" in (tmp_path / "lengths-narrow.svg").read_text()
+    assert "Memory of a step" in (tmp_path / "cpu-lengths-narrow.svg").read_text()
 
 
 def test_what_is_measured_over_the_length_computes_the_same():

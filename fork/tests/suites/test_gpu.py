@@ -89,8 +89,9 @@ def test_builds_then_tests_then_measures(steps):
     assert status == 0 and "1 passed, 0 failed" in output and "minutes in all" in output
     assert names(steps) == ["graft_into", "check", "run_suites", "measure"]
     assert steps.taken[0][1] == (paths.VENV, "installed")
-    _, _, device, publish, args = steps.taken[-1][1]
-    assert (device, publish, args) == ("cuda", True, ("--minutes", "4.0", "--only", "n=4"))
+    _, _, name, publish, command = steps.taken[-1][1]
+    expected = ("bench.py", "--device", "cuda", "--minutes", "4.0", "--only", "n=4")
+    assert (name, publish, command) == ("cuda", True, expected)
 
 
 def test_measures_although_a_test_fails(steps):
