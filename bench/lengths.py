@@ -1,6 +1,6 @@
 """Time and memory of attn_output over the length of a sequence, beside others.
 
-    python bench/lengths.py                  # n = m from 512 to 65,536, some ten minutes
+    python bench/lengths.py                  # n = m from 512 to 65,536, a quarter of an hour
     python bench/lengths.py --largest 2048   # a part of it
 
 Writes cpu-lengths.json, cpu-lengths.md and a plot into the folder --out.
@@ -138,6 +138,9 @@ def curves(axes: Axes, rows: list[dict], values, title: str) -> None:
             axes.plot(*zip(*points, strict=True), label=name, **look)
     axes.set_yscale("log")
     plot.over_n(axes, title)
+    axes.xaxis.set_major_formatter(
+        FuncFormatter(lambda x, _: f"{x:g}" if x < 1024 else f"{x / 1024:g} Ki")
+    )
 
 
 def draw(result: dict, narrow: bool) -> Figure:
@@ -148,10 +151,11 @@ def draw(result: dict, narrow: bool) -> Figure:
         title = f"Time of a {mode}"
         curves(axes, by_mode[mode], lambda row, name: median(row["seconds"][name]), title)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda x, _: report.duration(x)))
-    title = "Memory of a step above inputs and gradients"
+    title = "Memory of a step"
     least = 1 << 20  # below, it is a buffer of a library
     curves(all_axes[2], by_mode["step"], lambda r, x: max(least, r["memory"][x]) / 2**20, title)
     all_axes[2].yaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g} MiB"))
+    all_axes[2].set_ylabel("above inputs and gradients")
     return plot.finish(figure, result)
 
 

@@ -23,6 +23,7 @@ from fork.project import PROJECT
 from fork.suites import SUMMARY, environment, finish, own_files, run_suites, table
 
 PUBLISHED = "bench/published"
+SCRIPTS = {"bench": "cpu", "lengths": "cpu-lengths", "stages": "cpu-stages"}  # names of the files
 NATIVE_FOLDER = "aten/src/ATen/native/"
 
 # All of it takes MINUTES, the graft included; REST of these are for the plot.
@@ -54,19 +55,23 @@ ARGS = click.argument("args", nargs=-1, type=click.UNPROCESSED)
     context_settings=PASSES_ON,
     example="--only n=1024 --mode forward",
 )
-@click.option("--lengths", is_flag=True, help="attn_output over the length; ARGS are lengths.py's.")
+@click.option(
+    "--script",
+    type=click.Choice(list(SCRIPTS)),
+    default="bench",
+    show_default=True,
+    help="Of bench/: `lengths` is attn_output over the length, `stages` where the time goes.",
+)
 @PUBLISH
 @ARGS
-def bench(lengths: bool, publish: bool, args: tuple[str, ...]) -> None:
-    """Measure the operator's speed (`make bench`); ARGS are those of bench/bench.py."""
+def bench(script: str, publish: bool, args: tuple[str, ...]) -> None:
+    """Measure the operator's speed (`make bench`); ARGS are those of the script."""
     venv = paths.BUILD / "venv-bench"
     make_venv(venv, paths.ROOT / "bench" / "requirements.txt")
     graft_into(venv, default_release())
-    if lengths:
-        command = ("lengths.py", *args)
-        sys.exit(measure(venv, paths.BUILD / "lengths", "cpu-lengths", publish, command))
-    command = ("bench.py", "--sweep", "120", *args)  # unless ARGS say
-    sys.exit(measure(venv, paths.BUILD / "bench", "cpu", publish, command))
+    sweep = ("--sweep", "120") if script == "bench" else ()  # unless ARGS say
+    command = (f"{script}.py", *sweep, *args)
+    sys.exit(measure(venv, paths.BUILD / script, SCRIPTS[script], publish, command))
 
 
 @click.command(

@@ -431,7 +431,7 @@ def test_chosen_base(args, variables, base):
         (("--only", "n=4"), 0, []),
         (("--publish", "--quick"), 0, ["cpu.json", "cpu.svg"]),
         (("--publish",), 3, []),
-        (("--lengths", "--publish", "--largest", "512"), 0, ["cpu-lengths.json"]),
+        (("--script", "lengths", "--publish", "--largest", "512"), 0, ["cpu-lengths.json"]),
     ],
 )
 def test_bench(tmp_path, monkeypatch, args, status, kept):
@@ -455,8 +455,8 @@ def test_bench(tmp_path, monkeypatch, args, status, kept):
     monkeypatch.setattr(benchmark, "graft_into", lambda venv, release: None)
     monkeypatch.setattr(benchmark, "kernel", lambda device: "a hash")
     assert invoke("bench", *args)[0] == status
-    passed = [arg for arg in args if arg not in ("--publish", "--lengths")]
-    script = "lengths" if "--lengths" in args else "bench"
+    passed = [arg for arg in args if arg not in ("--publish", "--script", "lengths")]
+    script = "lengths" if "lengths" in args else "bench"
     result = scripts[script][0]
     # Random shapes for two minutes, unless the arguments say otherwise.
     sweep = ["--sweep", "120"] if script == "bench" else []

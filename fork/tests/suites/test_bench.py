@@ -495,6 +495,23 @@ def test_what_is_measured_over_the_length_computes_the_same():
     assert max(found.values()) < 1e-5, found
 
 
+def test_stages(tmp_path, monkeypatch):
+    """They are compiled from the installed kernel, for each instruction set."""
+    pytest.importorskip("matplotlib")
+    import stages
+
+    if not hasattr(torch, "attn") or not stages.available():
+        pytest.skip("no kernel of attn for this machine")
+    monkeypatch.setattr(stages, "WIDTHS", (1, 16))
+    sets = [stages.measure(x) for x in stages.available()]
+    for row in (row for found in sets for row in found["rows"]):
+        assert len(row["stages"]) == len(stages.STAGES) and row["kernel"] > 0
+    stages.write({"machine": about([])["machine"], "sets": sets}, tmp_path)
+    text = (tmp_path / "cpu-stages.md").read_text()
+    assert all(f"## {x}, " in text for x in stages.available()) and "| 16 |" in text
+    assert "AVX2" in (tmp_path / "cpu-stages-narrow.svg").read_text()
+
+
 def test_contenders_agree_with_eager():
     import contenders
 

@@ -1,0 +1,148 @@
+// Times the stages of torch.attn's forward on tiles, by the kernel's own
+// functions: stages.py.
+
+#include <ATen/native/cpu/AttnFmaForward.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <memory>
+
+namespace {
+
+using namespace at::native::attn_cpu;
+using T = float;
+using Fma = FmaProducts<T>;
+
+constexpr int64_t TASK_ROWS = 1024, ROWS = 96,
+                  COLS = NC;         // of a task, of a tile
+constexpr int64_t STORED = 16 << 20; // floats of an attn that no cache holds
+
+struct Memory {
+  std::unique_ptr<T, void (*)(void*)> data;
+  explicit Memory(int64_t size)
+      : data(
+            static_cast<T*>(
+                std::aligned_alloc(64, (size + 63) / 64 * 64 * sizeof(T))),
+            std::free) {
+    for (int64_t i = 0; i < size; ++i) {
+      data.get()[i] = static_cast<T>(i * 37 % 101 - 50) / 100;
+    }
+  }
+  operator T*() const {
+    return data.get();
+  }
+  Matrix<const T> matrix(int64_t rows, int64_t cols) const {
+    return {data.get(), rows, cols, cols, 1};
+  }
+};
+
+double now() {
+  const auto time = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration<double>(time).count();
+}
+
+// Returns the seconds of a call, the least of some tens.
+template <typename F>
+double seconds(const F& fn) {
+  double least = 1e9;
+  for (const double end = now() + 0.05; now() < end;) {
+    constexpr int CALLS = 10;
+    const double begin = now();
+    for (int i = 0; i < CALLS; ++i) {
+      fn();
+    }
+    least = std::min(least, (now() - begin) / CALLS);
+  }
+  return least;
+}
+
+} // namespace
+
+// Cycles a second: additions that wait for each other take one each.
+extern "C" double frequency() {
+  constexpr int64_t ADDITIONS = 10'000'000;
+  return ADDITIONS / seconds([] {
+           int64_t sum = 0;
+           for (int64_t i = 0; i < ADDITIONS / 10; ++i) {
+             asm volatile(
+                 "add $1, %0\n add $1, %0\n add $1, %0\n add $1, %0\n add $1, "
+                 "%0\n"
+                 "add $1, %0\n add $1, %0\n add $1, %0\n add $1, %0\n add $1, "
+                 "%0\n"
+                 : "+r"(sum));
+           }
+         });
+}
+
+// Writes the seconds for one element of attn: packing k and v, scores, tanh,
+// storing attn, output, and all of it by the kernel.
+extern "C" void stages(int64_t d, double* found) {
+  const Memory q(TASK_ROWS * d), k(COLS * d), v(COLS * d), out(TASK_ROWS * d);
+  const Memory attn(STORED);
+  const FmaForward<T>::Layout layout(TASK_ROWS, TASK_ROWS, COLS, d, d);
+  const Memory scratch(layout.size), k_panels(Fma::packed_size(d, COLS));
+  const auto rows = q.matrix(ROWS, d), keys = k.matrix(COLS, d),
+             values = v.matrix(COLS, d);
+  const auto ld = tile_ld<T>(COLS);
+  T* tile = scratch + layout.tile;
+  T* v_panels = scratch + layout.v_panels;
+  Scores<T> scores(layout.scores, scratch);
+  FewColumns<T> few(layout.few, scratch);
+  const bool by_few = FewColumns<T>::fits(d);
+
+  auto right = Fma::right(v_panels, values, TASK_ROWS);
+  found[0] = seconds([&] {
+               Fma::pack(k_panels, keys.t());
+               if (!by_few) {
+                 right = Fma::right(v_panels, values, TASK_ROWS);
+               }
+             }) /
+             (TASK_ROWS * COLS);
+  scores.product(false, rows, keys, tile, ld);
+  found[1] = seconds([&] { scores.product(true, rows, keys, tile, ld); }) /
+             (ROWS * COLS);
+  found[2] =
+      seconds([&] { make_attn<T>(ROWS, COLS, Form{}, false, tile, ld); }) /
+      (ROWS * COLS);
+  int64_t place = 0;
+  const auto next_attn = [&](int64_t tile_rows) {
+    place = place + tile_rows * COLS > STORED ? 0 : place;
+    const Matrix<T> result{attn + place, tile_rows, COLS, COLS, 1};
+    place += tile_rows * COLS;
+    return result;
+  };
+  const double stored = seconds([&] {
+    make_attn<T>(ROWS, COLS, Form{}, false, tile, ld, next_attn(ROWS), true);
+  });
+  found[3] = std::max(0.0, stored / (ROWS * COLS) - found[2]);
+  found[4] = seconds([&] {
+               const Fma::Left left{tile, ld};
+               if (by_few) {
+                 few.product(true, ROWS, left, values, static_cast<T*>(out));
+               } else {
+                 Fma::product_by(
+                     scratch + layout.acc,
+                     true,
+                     ROWS,
+                     d,
+                     left,
+                     right,
+                     static_cast<T*>(out),
+                     d);
+               }
+             }) /
+             (ROWS * COLS);
+  FmaForward<T> kernel(layout, scratch);
+  found[5] = seconds([&] {
+               kernel.forward(
+                   true,
+                   q.matrix(TASK_ROWS, d),
+                   keys,
+                   values,
+                   next_attn(TASK_ROWS),
+                   Form{},
+                   true,
+                   static_cast<T*>(out));
+             }) /
+             (TASK_ROWS * COLS);
+}
