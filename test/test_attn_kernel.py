@@ -2,7 +2,6 @@
 
 import ctypes
 import hashlib
-import heapq
 import json
 import math
 import mmap
@@ -195,23 +194,6 @@ FAR = (
     sized(60, 70, 33, 35),
     sized(64, 64, 64, 64),
 )
-# The tiles of the backward of each line's sizes.
-GRIDS = """
-#include <ATen/native/cpu/AttnBackward.h>
-#include <ATen/native/cpu/AttnFmaBackward.h>
-
-#include <cstdio>
-
-int main() {
-  using Tiles = at::native::attn_cpu::FmaBackward<float>;
-  int64_t m, n, d, e;
-  while (std::scanf("%ld %ld %ld %ld", &m, &n, &d, &e) == 4) {
-    const at::native::attn_cpu::Sizes sizes{1, m, n, d, e};
-    const at::native::attn_cpu::Grid<Tiles> grid(sizes);
-    std::printf("%d %d\\n", int(grid.rows), int(grid.cols));
-  }
-}
-"""
 # The order in which threads add what their tasks make, for each line's samples, row blocks,
 # column blocks, threads, tasks taken at once, slots, and the task that throws, if any.
 ORDERS = """
@@ -275,18 +257,6 @@ int main() {
   }
 }
 """
-# For a matrix of these sizes and a number of threads: how many of them must be at work on
-# average in the backward.
-BUSY_THREADS = {
-    (65536, 64, 64, 64): {8: 7.5, 64: 52},
-    (64, 65536, 64, 64): {8: 7.5, 64: 52},
-    (4096, 4096, 64, 64): {8: 7.5, 64: 52},
-    (4096, 4096, 16, 16): {8: 7.5, 64: 50},
-    (512, 512, 64, 64): {8: 7, 32: 17},
-    (1024, 1024, 256, 256): {8: 7, 32: 17},
-    (1, 100000, 1, 1): {8: 7},
-    (100000, 1, 1, 1): {8: 7},
-}
 # Each contains those before it.
 CAPABILITIES = ("DEFAULT", "AVX2", "AVX512")
 
@@ -605,98 +575,6 @@ def in_process(function, **environment):
     return json.loads(process.stdout.splitlines()[-1]), process.stderr
 
 
-class Schedule:
-    """The backward by many threads, as Note [Ordered sums of attn] has it, with a cost in
-    multiplications instead of work: one for each, and MOVED for each number that is read
-    and written.
-    """
-
-    MOVED = 8
-
-    def __init__(self, sizes, tile, threads):
-        m, n, d, e = sizes
-        rows, cols = (min(*pair) for pair in zip(tile, (m, n)))
-        self.col_blocks = -(-n // cols)
-        self.tasks = -(-m // rows) * self.col_blocks
-        self.rows, self.cols, self.e = rows, cols, e
-        # What each sum is added up from, and how far apart the tasks are that add to one.
-        self.sums = (
-            (rows * d, cols, self.col_blocks, 1),
-            (cols * d, rows, -(-m // rows), self.col_blocks),
-            (cols * e, rows, -(-m // rows), self.col_blocks),
-        )
-        self.step = max(1, self.tasks // (64 * threads))
-        self.slots = [
-            threads * min(max(2**16 // size, 1), 4 * self.step)
-            for size, *_ in self.sums
-        ]
-        self.next_task = 0
-        self.added = [set() for _ in self.sums]  # tasks whose addends are
-        self.held = [set() for _ in self.sums]
-        self.adding = [set() for _ in self.sums]
-        self.turns = [{} for _ in self.sums]
-
-    def thread(self):
-        """Costs, and what it waits for."""
-        while self.next_task < self.tasks:
-            begin = self.next_task
-            self.next_task += self.step
-            for task in range(begin, min(begin + self.step, self.tasks)):
-                yield self.rows * self.cols * (self.e + self.MOVED)
-                for i, (size, terms, addends, stride) in enumerate(self.sums):
-                    before = task - self.slots[i]
-                    yield lambda: before < 0 or before in self.added[i]
-                    yield size * terms
-                    if addends > 1:
-                        yield from self.hand_in(i, task, size, addends, stride)
-                    self.added[i].add(task)
-
-    def hand_in(self, i, task, size, addends, stride):
-        if stride == 1:
-            index, turn = divmod(task, addends)
-        else:
-            turn, index = divmod(task, stride)
-        first = task - turn * stride
-        self.held[i].add(task)
-        turns = self.turns[i]
-        turns.setdefault(index, 0)
-
-        def is_next():
-            turn = turns[index]
-            return turn < addends and first + turn * stride in self.held[i]
-
-        while is_next() and index not in self.adding[i]:
-            self.adding[i].add(index)
-            while is_next():
-                yield self.MOVED * size
-                self.added[i].add(first + turns[index] * stride)
-                turns[index] += 1
-            self.adding[i].remove(index)
-
-    def run(self, threads):
-        """How many threads are at work on average."""
-        work = now = 0
-        running = [(0, i, self.thread()) for i in range(threads)]
-        waiting = []
-        while running:
-            now, i, thread = heapq.heappop(running)
-            ready = [(thread, i)]
-            ready += [(other, j) for other, j, done in waiting if done()]
-            waiting = [x for x in waiting if not x[2]()]
-            for thread, i in ready:
-                for cost in thread:
-                    if callable(cost):
-                        if not cost():
-                            waiting.append((thread, i, cost))
-                            break
-                    else:
-                        work += cost
-                        heapq.heappush(running, (now + cost, i, thread))
-                        break
-        assert not waiting and self.next_task >= self.tasks
-        return work / now
-
-
 class KernelTestCase(AttnTestCase):
     def assert_by_rule(self, dtype, case, actual, plain, expected):
         """For float64 too the reference is more precise."""
@@ -993,18 +871,6 @@ class TestAttnKernel(KernelTestCase):
                     count = len(some) if throws else len(all_of_it)
                     self.assertEqual(some, all_of_it[:count])
                     self.assertNotIn(thrower, some)
-
-    @unittest.skipIf(sys.platform == "win32", "the linker's options are those of ELF")
-    def test_schedule(self, device):
-        """Many threads share one matrix, by a model of the schedule."""
-        given = "\n".join(" ".join(map(str, sizes)) for sizes in BUSY_THREADS)
-        grids = printed_by("grids", GRIDS, given).splitlines()
-        for (sizes, least), grid in zip(BUSY_THREADS.items(), grids, strict=True):
-            tile = tuple(map(int, grid.split()))
-            for threads, wanted in least.items():
-                with self.subTest(sizes=sizes, threads=threads):
-                    busy = Schedule(sizes, tile, threads).run(threads)
-                    self.assertGreaterEqual(busy, wanted)
 
     @unittest.skipUnless(IS_LINUX, "memory that is only taken where it is written")
     @by_case_in(FAR)
