@@ -6,8 +6,6 @@
 Writes cpu-lengths.json, cpu-lengths.md and a plot into the folder --out.
 """
 
-import json
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -16,6 +14,7 @@ import click
 import memory
 import plot
 import report
+import results
 import roofline
 import torch
 from cases import ATTN, COMPILE, CPU, EAGER, FLEX, SDPA, Case
@@ -160,11 +159,7 @@ def draw(result: dict, narrow: bool) -> Figure:
 
 
 def write(result: dict, out: Path) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    (out / f"{NAME}.json").write_text(json.dumps(result, indent=1) + "\n")
-    (out / f"{NAME}.md").write_text(markdown(result))
-    for suffix, narrow in (("", False), ("-narrow", True)):
-        plot.save(partial(draw, result, narrow), out / f"{NAME}{suffix}.svg")
+    results.write_page(NAME, result, markdown(result), draw, out)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

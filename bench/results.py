@@ -3,8 +3,11 @@
 `results.py FOLDER` makes the tables and plots of the FOLDER's .json files again.
 """
 
+import importlib
 import json
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from report import device_of, markdown
@@ -15,12 +18,29 @@ except ImportError:  # matplotlib, or a module of it, is missing
     plot = None
 
 
+# The files that another script writes.
+SCRIPTS = {"cpu-lengths": "lengths", "cpu-stages": "stages"}
+
+
+def write_tables(name: str, result: dict, text: str, out: Path) -> list[str]:
+    """Writes the result and its tables into the folder `out`; returns the files' names."""
+    out.mkdir(parents=True, exist_ok=True)
+    written = [f"{name}{suffix}" for suffix in (".json", ".md")]
+    (out / written[0]).write_text(json.dumps(result, indent=1) + "\n")
+    (out / written[1]).write_text(text)
+    return written
+
+
+def write_page(name: str, result: dict, text: str, draw: Callable, out: Path) -> None:
+    """Writes what a page of the manual shows; draw(result, narrow) makes its plot."""
+    write_tables(name, result, text, out)
+    for suffix, narrow in (("", False), ("-narrow", True)):
+        plot.save(partial(draw, result, narrow), out / f"{name}{suffix}.svg")
+
+
 def write(result: dict, out: Path) -> list[str]:
     """Writes the files into the folder `out`; returns their names."""
-    out.mkdir(parents=True, exist_ok=True)
-    written = [f"{device_of(result)}{suffix}" for suffix in (".json", ".md")]
-    (out / written[0]).write_text(json.dumps(result, indent=1) + "\n")
-    (out / written[1]).write_text(markdown(result))
+    written = write_tables(device_of(result), result, markdown(result), out)
     if plot:
         written += plot.write(result, out)
     return written
@@ -29,4 +49,6 @@ def write(result: dict, out: Path) -> list[str]:
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     for file in sorted(folder.glob("*.json")):
-        write(json.loads(file.read_text()), folder)
+        script = SCRIPTS.get(file.stem)
+        write_again = importlib.import_module(script).write if script else write
+        write_again(json.loads(file.read_text()), folder)

@@ -6,18 +6,17 @@ Writes cpu-stages.json, cpu-stages.md and a plot into the folder --out. One thre
 """
 
 import ctypes
-import json
 import shlex
 import subprocess
 import sys
 import tempfile
-from functools import partial
 from os import environ
 from pathlib import Path
 
 import click
 import plot
 import report
+import results
 import torch
 from machine import console, describe, use_threads
 from matplotlib.figure import Figure
@@ -110,11 +109,7 @@ def draw(result: dict, narrow: bool) -> Figure:
 
 
 def write(result: dict, out: Path) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    (out / f"{NAME}.json").write_text(json.dumps(result, indent=1) + "\n")
-    (out / f"{NAME}.md").write_text(markdown(result))
-    for suffix, narrow in (("", False), ("-narrow", True)):
-        plot.save(partial(draw, result, narrow), out / f"{NAME}{suffix}.svg")
+    results.write_page(NAME, result, markdown(result), draw, out)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
