@@ -146,14 +146,14 @@ def third_gradients(op, inputs, grads, u, w):
 
 def tangents_of_gradients(op, inputs, grads, u, *, along, used):
     """Forward over reverse, where only ``along`` has a tangent."""
-    named = list(zip(INPUTS + OUTPUTS, [*inputs, *grads], u))
     with forward_ad.dual_level():
+        leaves = [x.detach().requires_grad_() for x in inputs]
+        named = list(zip(INPUTS + OUTPUTS, [*leaves, *grads], u))
         duals = {
-            name: forward_ad.make_dual(x.detach(), t) if name in along else x
+            name: forward_ad.make_dual(x, t) if name in along else x
             for name, x, t in named
         }
-        leaves = [duals[name].detach().requires_grad_() for name in INPUTS]
-        outputs = dict(zip(OUTPUTS, op(*leaves)))
+        outputs = dict(zip(OUTPUTS, op(*(duals[name] for name in INPUTS))))
         found = torch.autograd.grad(
             [outputs[name] for name in used],
             leaves,

@@ -1,6 +1,7 @@
 # Owner(s): ["oncall: distributed"]
 
 import logging
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -370,6 +371,13 @@ class AttnProcesses(MultiProcessTestCase):
     def setUp(self):
         super().setUp()
         self._spawn_processes()
+
+    @classmethod
+    def _run(cls, *args, **kwargs) -> None:
+        super()._run(*args, **kwargs)
+        # A thread of gloo may have yet to drop the last tensors. After the end of Python
+        # that would abort the process (#190489).
+        os._exit(0)
 
     @contextmanager
     def processes(self) -> Iterator[None]:

@@ -87,6 +87,7 @@ FLAGS = {
     "DEFAULT": [],
     "AVX2": ["-mavx2", "-mfma", "-mf16c"],
     "AVX512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"],
+    "SVE256": ["-march=armv8-a+sve", "-msve-vector-bits=256", "-DCPU_CAPABILITY_SVE"],
 }
 CAPABILITY = torch.backends.cpu.get_cpu_capability().replace("NO AVX", "DEFAULT")
 # Sizes at which a vector, a micro-panel of A or B, or a part of the sum ends, and some that

@@ -1,7 +1,7 @@
 # Owner(s): ["module: cpu"]
 
 """How many cores attn's CPU kernel keeps busy: a model of its schedule, ATen/native/cpu/
-AttnBackward.h and AttnSchedule.h, in a time that is counted, not measured."""
+AttnForward.h, AttnBackward.h and AttnSchedule.h, in a time that is counted, not measured."""
 
 import ctypes
 import heapq
@@ -14,12 +14,57 @@ from test_attn_products import CAPABILITY, FLAGS, library
 from torch.testing._internal.common_utils import run_tests, TEST_WITH_ASAN, TestCase
 
 
-# plan() says how threads share the backward of one matrix by FMA, in floats: the grid of tiles, how
-# many tasks a thread takes at once, and the slots for addends of grad_q, grad_k and grad_v.
+# forward() says what the tasks of the forward of one matrix by FMA are, in floats and in order: how
+# many elements of attn each computes. It returns how many tasks there are. plan() says how threads
+# share the backward: the grid of tiles, how many tasks a thread takes at once, and the slots for
+# addends of grad_q, grad_k and grad_v.
 SOURCE = """
 #include <ATen/native/cpu/AttnKernels.h>
 
+#include <cstdlib>
+#include <vector>
+
 using namespace at::native::attn_cpu;
+
+std::vector<int64_t> tasks;
+int64_t threads_now;
+
+struct Recorder {
+  using T = float;
+  static constexpr int64_t ROW_STEP = 8; // AVX-512's
+  struct Layout {
+    int64_t size = 0;
+    Layout(int64_t, int64_t, int64_t, int64_t, int64_t) {}
+  };
+
+  Recorder(const Layout&, float*) {}
+  template <typename M, typename A>
+  void forward(
+      bool accumulate, const M& q, const M& k, const M&, const A&, const Form& form, bool, float*) {
+    if (!accumulate) {
+      tasks.push_back(0);
+    }
+    tasks.back() += q.rows * form.kept(q.rows - 1, k.rows);
+  }
+};
+
+extern "C" int64_t forward(
+    int64_t m, int64_t n, int64_t d, int64_t e, int64_t threads, bool is_causal, int64_t* found) {
+  std::vector<float> memory(m * e);
+  const int64_t sizes[] = {m, e}, strides[] = {e, 1};
+  threads_now = threads;
+  tasks.clear();
+  const Runtime runtime{
+      [](double) { return threads_now; },
+      [](int64_t, void (*task)(void*, int64_t), void* context) { task(context, 0); },
+      [](size_t bytes) { return std::aligned_alloc(64, (bytes + 64) / 64 * 64); },
+      std::free};
+  ForwardArgs<float> args{Sizes{1, m, n, d, e}, {memory.data(), sizes, strides, 2}};
+  args.form.diagonal = is_causal ? 0 : Form::NO_DIAGONAL;
+  forward_by<float, Recorder>(args, runtime);
+  std::copy(tasks.begin(), tasks.end(), found);
+  return tasks.size();
+}
 
 extern "C" void plan(
     int64_t m, int64_t n, int64_t d, int64_t e, int64_t threads, int64_t* found) {
@@ -35,6 +80,24 @@ extern "C" void plan(
 }
 """
 ADDITION = 8  # multiply-adds that take as long as to add one number to a sum
+
+
+def forward_tasks(m, n, d, e, threads, is_causal):
+    """How many elements of attn each task of the forward computes, in the order of tasks."""
+    found = (ctypes.c_int64 * (m + n))()
+    sizes = map(ctypes.c_int64, (m, n, d, e, threads))
+    count = library("attn_schedule", SOURCE).forward(*sizes, is_causal, found)
+    return found[:count]
+
+
+def forward_cores(*problem):
+    """How many cores are busy if each takes the next task when it has done one."""
+    tasks = forward_tasks(*problem)
+    *_, threads, _ = problem
+    ends = [0] * threads
+    for task in tasks:
+        heapq.heapreplace(ends, ends[0] + task)
+    return sum(tasks) / max(ends)
 
 
 class OrderedSums:
@@ -128,6 +191,22 @@ class TestAttnSchedule(TestCase):
         (1, 100000, 1, 1): (1.9, 7, 21, 41),
         (100000, 1, 1, 1): (1.9, 7, 21, 32),
     }
+
+    # By n, how many of THREADS cores the forward of n x n keeps busy at least, causal or not.
+    FORWARD_BUSY = {
+        512: (1.9, 7.8, 19, 19),
+        1024: (1.9, 7.8, 22, 38),
+        4096: (1.9, 7.8, 31, 62),
+        16384: (1.9, 7.8, 31, 62),
+    }
+
+    def test_busy_cores_of_the_forward(self):
+        for n, busy in self.FORWARD_BUSY.items():
+            for threads, least in zip(self.THREADS, busy):
+                for is_causal in (False, True):
+                    with self.subTest(n=n, threads=threads, is_causal=is_causal):
+                        cores = forward_cores(n, n, 64, 64, threads, is_causal)
+                        self.assertGreater(cores, least)
 
     def test_busy_cores(self):
         for sizes, busy in self.BUSY.items():

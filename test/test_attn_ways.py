@@ -9,7 +9,7 @@ import random
 import sys
 import unittest
 
-from test_attn_products import CAPABILITY, library, NAMES
+from test_attn_products import CAPABILITY, FLAGS, library, NAMES
 
 import torch
 from torch.testing._internal.common_utils import (
@@ -133,6 +133,12 @@ std::string right(int64_t m, int64_t n, int64_t e, bool transposed) {
 
 template <typename S>
 std::string way(const std::string& what, int64_t m, int64_t n, int64_t d, int64_t e) {
+  if (what == "rows") { // of a micro-kernel
+    return std::to_string(FmaProducts<at::opmath_type<S>>::MR);
+  }
+  if (what == "lanes") { // of a vector
+    return std::to_string(FmaProducts<at::opmath_type<S>>::LANES);
+  }
   const Sizes sizes{1, m, n, d, e};
   if (what == "tiny") {
     return Tiny<S>::fits(sizes) ? "yes" : "no";
@@ -213,8 +219,8 @@ extern "C" int64_t slots(int64_t size, int64_t threads, int64_t step) {
   return slots_for(size, threads, step);
 }
 """
-# The bytes of a vector, and the rows of a micro-kernel.
-CONSTANTS = {"DEFAULT": (32, 3), "AVX2": (32, 4), "AVX512": (64, 8)}
+# Where part of a vector is loaded as fast as a whole one.
+MASKS = ("AVX2", "AVX512")
 
 
 def function(name, dtype):
@@ -230,9 +236,8 @@ def way(dtype, what, *sizes):
 
 def cases(dtype):
     """What is asked, m, n, d, e and the answer, at both sides of each boundary."""
-    size, mr = CONSTANTS[CAPABILITY]
+    mr, lanes = (int(way(dtype, what, 1, 1, 1, 1)) for what in ("rows", "lanes"))
     low = dtype in (torch.bfloat16, torch.half)
-    lanes = size // (8 if dtype == torch.double else 4)
     yield from (
         ("tiny", (8, 8, 2, 2), "yes"),
         ("tiny", (8, 8, 2, 3), "no"),
@@ -243,7 +248,7 @@ def cases(dtype):
     terms, half_terms = lanes * rows, lanes * half
     swapped = {True: "panels swapped", False: "panels"}
     dots, dots_swapped = "dots", "dots swapped"
-    if low and CAPABILITY == "DEFAULT":  # dot products are not compiled
+    if low and CAPABILITY == "DEFAULT" and IS_X86:  # dot products are not compiled
         dots, dots_swapped = swapped[terms >= 64], swapped[half_terms >= 64]
     yield from (
         ("scores", (rows, 300, terms, 1), dots),
@@ -268,7 +273,6 @@ def cases(dtype):
         ("right", (100, 64, 1, cols + 1), "packed"),
     )
     # The right operand, n x e, for m rows.
-    partial = CAPABILITY != "DEFAULT"  # whether part of a vector is loaded as fast
     in_place = "packed" if low else "in place"
     converted = "converted" if low and CAPABILITY == "AVX512" else in_place
     yield from (
@@ -276,7 +280,7 @@ def cases(dtype):
         ("right", (2 * mr + 1, 64, 1, 304), in_place),
         ("right", (96, 64, 1, 304), in_place),
         ("right", (97, 64, 1, 304), "packed"),
-        ("right", (96, 64, 1, 305), in_place if partial else "packed"),
+        ("right", (96, 64, 1, 305), in_place if CAPABILITY in MASKS else "packed"),
         ("right transposed", (2 * mr, 64, 1, 304), "packed"),
         ("right transposed", (96, 64, 1, 304), "packed"),
     )
@@ -312,7 +316,7 @@ def cases(dtype):
     )
 
 
-@unittest.skipIf(CAPABILITY not in CONSTANTS, "another architecture's")
+@unittest.skipIf(CAPABILITY not in FLAGS, "another architecture's")
 @unittest.skipIf(sys.platform == "win32", "the compiler's options are GCC's")
 @unittest.skipIf(TEST_WITH_ASAN, "the library has no sanitizer in it")
 class TestAttnWays(TestCase):

@@ -9,7 +9,7 @@ import random
 import sys
 import unittest
 
-from test_attn_products import CAPABILITY, library, NAMES
+from test_attn_products import CAPABILITY, FLAGS, library, NAMES
 
 import torch
 from torch.testing._internal.common_utils import (
@@ -124,6 +124,9 @@ std::string right(int64_t m, int64_t n, int64_t e, bool transposed) {
 
 template <typename S>
 std::string way(const std::string& what, int64_t m, int64_t n, int64_t d, int64_t e) {
+  if (what == "rows") { // of a micro-kernel
+    return std::to_string(FmaProducts<at::opmath_type<S>>::MR);
+  }
   const Sizes sizes{1, m, n, d, e};
   if (what == "right" || what == "right transposed") {
     return right<S>(m, n, e, what != "right");
@@ -174,8 +177,8 @@ extern "C" int64_t slots(int64_t size, int64_t threads, int64_t step) {
   return slots_for(size, threads, step);
 }
 """
-# The rows of a micro-kernel.
-ROWS = {"DEFAULT": 3, "AVX2": 4, "AVX512": 8}
+# Where part of a vector is loaded as fast as a whole one.
+MASKS = ("AVX2", "AVX512")
 
 
 def function(name, dtype):
@@ -191,10 +194,9 @@ def way(dtype, what, *sizes):
 
 def cases(dtype):
     """What is asked, m, n, d, e and the answer, at both sides of each boundary."""
-    mr = ROWS[CAPABILITY]
+    mr = int(way(dtype, "rows", 1, 1, 1, 1))
     low = dtype in (torch.bfloat16, torch.half)
     # The right operand, n x e, for m rows.
-    partial = CAPABILITY != "DEFAULT"  # whether part of a vector is loaded as fast
     in_place = "packed" if low else "in place"
     converted = "converted" if low and CAPABILITY == "AVX512" else in_place
     yield from (
@@ -202,7 +204,7 @@ def cases(dtype):
         ("right", (2 * mr + 1, 64, 1, 304), in_place),
         ("right", (96, 64, 1, 304), in_place),
         ("right", (97, 64, 1, 304), "packed"),
-        ("right", (96, 64, 1, 305), in_place if partial else "packed"),
+        ("right", (96, 64, 1, 305), in_place if CAPABILITY in MASKS else "packed"),
         ("right transposed", (2 * mr, 64, 1, 304), "packed"),
         ("right transposed", (96, 64, 1, 304), "packed"),
     )
@@ -216,7 +218,7 @@ def cases(dtype):
     )
 
 
-@unittest.skipIf(CAPABILITY not in ROWS, "another architecture's")
+@unittest.skipIf(CAPABILITY not in FLAGS, "another architecture's")
 @unittest.skipIf(sys.platform == "win32", "the compiler's options are GCC's")
 @unittest.skipIf(TEST_WITH_ASAN, "the library has no sanitizer in it")
 class TestAttnWays(TestCase):

@@ -21,11 +21,11 @@ class FmaProducts {
   static constexpr int64_t LANES = Vec::size();
 
   // The accumulators fill the registers that NV vectors of B and one of A leave
-  // free.
-#if defined(CPU_CAPABILITY_AVX512)
+  // free. For NEON, GCC loads MR numbers of A before their use: 8 rows spill.
+#if defined(CPU_CAPABILITY_AVX512) || defined(CPU_CAPABILITY_SVE256)
   static constexpr int64_t MR = 8, NV = 3;
 #elif defined(CPU_CAPABILITY_AVX2) || !defined(__x86_64__)
-  static constexpr int64_t MR = 4, NV = 3;
+  static constexpr int64_t MR = sizeof(Vec) > 16 ? 4 : LANES + 2, NV = 3;
 #else
   static constexpr int64_t MR = 3, NV = 2;
 #endif
@@ -80,8 +80,7 @@ class FmaProducts {
     int64_t ld, rows;
     bool packed;
 
-    // Returns `count` columns from `col` on, in `width` vectors, from row
-    // `row`.
+    // Returns `count` columns from `col`, `row` on, in `width` vectors.
     Panel<T> panel(
         int64_t col, int64_t width, int64_t count, int64_t row = 0) const {
       if (!packed) {
@@ -440,7 +439,9 @@ class FmaProducts {
           }
         });
       }
-      right[V - 1] = last.load(b + p * ldb + (V - 1) * LANES);
+      // NEON has no partial loads. Rows of B are whole vectors: see `right`.
+      const B* from = b + p * ldb + (V - 1) * LANES;
+      right[V - 1] = sizeof(Vec) > 16 ? last.load(from) : Vec::loadu(from);
       c10::ForcedUnroll<R>{}([&](auto r) C10_ALWAYS_INLINE_ATTRIBUTE {
         constexpr int i = (decltype(chain)::value * R + decltype(r)::value) * V;
         const Vec x(transposed ? a[r + p * lda] : a[r * lda + p]);

@@ -7,7 +7,7 @@ namespace at::native::attn_cpu {
 inline namespace CPU_CAPABILITY {
 
 // The slots of a thread hold at most so many elements, or one addend.
-constexpr int64_t MAX_SLOTS = 1 << 16;
+constexpr int64_t MAX_SLOT_ELEMENTS = 1 << 16;
 
 // Returns how many tasks a thread takes at once, whose addends have at most
 // `size` elements. If there are many tasks, it takes several, which reduces the
@@ -15,14 +15,14 @@ constexpr int64_t MAX_SLOTS = 1 << 16;
 // to two fifths longer (Zen 5). But there are slots for twice as many, or a
 // thread that is ahead would sleep until the others are done.
 inline int64_t tasks_at_once(int64_t tasks, int64_t threads, int64_t size = 0) {
-  const auto most = MAX_SLOTS / (2 * std::max<int64_t>(size, 1));
+  const auto most = MAX_SLOT_ELEMENTS / (2 * std::max<int64_t>(size, 1));
   return std::max<int64_t>(1, std::min(tasks / (64 * threads), most));
 }
 
 // Returns how many slots there are for addends of at most `size` elements: few
 // enough to bound memory, enough for one thread to run ahead of another.
 inline int64_t slots_for(int64_t size, int64_t threads, int64_t step) {
-  const auto most = MAX_SLOTS / std::max<int64_t>(size, 1);
+  const auto most = MAX_SLOT_ELEMENTS / std::max<int64_t>(size, 1);
   return threads * std::clamp<int64_t>(most, 1, 4 * step);
 }
 
@@ -103,10 +103,11 @@ void forward_by(const ForwardArgs<S>& args, const Runtime& runtime) {
   // and v, so it should have many rows, whose sums should still fit in a cache.
   // At 2100 x 2100, tasks of 512 or 2048 rows take 5% longer (Zen 5).
   constexpr int64_t MIN_ROWS = 24, MAX_ROWS = 1024, MAX_SUMS = 1 << 18;
-  const auto tasks_wanted =
-      threads == 1
-          ? 1
-          : threads * std::clamp<int64_t>(batch * m / (threads * 256), 1, 4);
+  // If attn is causal, a thread has two tasks at least: a long and a short one.
+  const int64_t min_tasks = args.form.diagonal == Form::NO_DIAGONAL ? 1 : 2;
+  const auto of_thread =
+      std::clamp<int64_t>(batch * m / (threads * 256), min_tasks, 4);
+  const auto tasks_wanted = threads == 1 ? 1 : threads * of_thread;
   const auto rows_wanted = std::min(
       {at::ceil_div(m, at::ceil_div(tasks_wanted, batch)),
        MAX_ROWS,
@@ -158,9 +159,11 @@ void forward_by(const ForwardArgs<S>& args, const Runtime& runtime) {
       progress,
       [&, m = m, n = n, d = d, e = e](int64_t task, int64_t thread) {
         const auto [place, col_group] = divide(task, col_groups);
-        const auto [b, row_group] = divide(place, row_groups);
-        const auto i = groups.first_row(row_group);
-        const auto rows = groups.first_row(row_group + 1) - i;
+        const auto [b, index] = divide(place, row_groups);
+        // The last rows come first: if attn is causal, they keep the most
+        // columns, and a long task at the end would leave other threads idle.
+        const auto i = groups.first_row(row_groups - 1 - index);
+        const auto rows = groups.first_row(row_groups - index) - i;
         const auto q = args.q[b].block(i, 0, rows, d);
         const auto k = args.k[b];
         const auto v = args.v[b];

@@ -30,6 +30,13 @@ struct Runtime {
   void (*release)(void* memory);
 };
 
+// Returns how many of `most` threads should share `work` multiplications. Two
+// threads that share WORK_OF_ONE take as long as one (Zen 5).
+inline int64_t threads_for(double work, int64_t most) {
+  constexpr double WORK_OF_ONE = 1 << 18;
+  return static_cast<int64_t>(std::clamp<double>(work / WORK_OF_ONE, 1, most));
+}
+
 // Returns the quotient and the remainder. Divisors are often 1: for a tiny
 // sample a division instruction would take longer than the sample.
 inline std::pair<int64_t, int64_t> divide(int64_t x, int64_t divisor) {

@@ -204,6 +204,11 @@ inline vec::Vectorized<double> attn_tanh(vec::Vectorized<double> x) {
 // look-up takes two cycles, a table takes 2.3, and this form 0.8 by a count of
 // what its multipliers do.
 template <typename T>
+#if defined(__aarch64__) && defined(__GNUC__)
+// Some releases have no vectors of double for NEON. Their stand-in's functions
+// would be called, with vectors in memory.
+__attribute__((flatten))
+#endif
 inline vec::Vectorized<T> attn_tanh(vec::Vectorized<T> x) {
   using Vec = vec::Vectorized<T>;
   using Bits = vec::int_same_size_t<T>;

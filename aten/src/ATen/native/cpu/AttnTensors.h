@@ -20,15 +20,8 @@ inline namespace CPU_CAPABILITY {
 // Returns the Runtime that uses ATen's threads and memory.
 inline Runtime aten_runtime() {
   const auto threads = [](double work) {
-    // Two threads that share half as much take as long as one (Zen 5).
-    constexpr double WORK_OF_ONE = 1 << 18;
-    if (at::in_parallel_region()) {
-      return int64_t(1);
-    }
-    return std::clamp<int64_t>(
-        static_cast<int64_t>(std::min(work / WORK_OF_ONE, 1e6)),
-        1,
-        at::get_num_threads());
+    return threads_for(
+        work, at::in_parallel_region() ? 1 : at::get_num_threads());
   };
   const auto run = [](int64_t threads,
                       void (*task)(void* context, int64_t thread),
