@@ -11,7 +11,7 @@ export BASE
 endif
 PROJECT := $(shell sed -n 's/^project = "\([^"]*\)".*/\1/p' pyproject.toml)
 
-BOOTSTRAP = @command -v $(PYTHON) >/dev/null || { echo "error: no $(PYTHON): install Python 3.11 or newer, or name one with PYTHON=" >&2; exit 1; }; \
+BOOTSTRAP = @command -v $(PYTHON) >/dev/null || { echo "error: no $(PYTHON): install Python 3.10 or newer, or name one with PYTHON=" >&2; exit 1; }; \
 	exec $(PYTHON) -m fork.bootstrap
 
 .PHONY: $(PROJECT) test test-upstream test-stack lint clean

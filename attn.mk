@@ -2,18 +2,27 @@
 CONFIGURE ?=
 SANITIZE ?=
 
-.PHONY: test-long test-sanitizers source course site test-site bench bench-gpu cuda-check
+.PHONY: test-long test-releases test-sanitizers test-arm64 source course extension site test-site bench bench-gpu cuda-check
 test-long: ## the same with the slow ones: every float, the largest cases
 	$(BOOTSTRAP) test --long
 
+test-releases: ## the operator's tests on each release, or on BASE, where that is not in stack/releases.json
+	$(BOOTSTRAP) test-releases $(if $(MINUTES),--minutes $(MINUTES))
+
 test-sanitizers: ## the operator's tests with AddressSanitizer and UndefinedBehaviorSanitizer in it
 	$(BOOTSTRAP) test-sanitizers
+
+test-arm64: ## the operator's tests on 64-bit ARM, in an emulator (Debian: g++-aarch64-linux-gnu, mmdebstrap, qemu-user-static)
+	$(BOOTSTRAP) test-arm64
 
 source: ## PyTorch built whole from its source, with the stack as commits: hours; CONFIGURE=1: only until it is configured
 	$(BOOTSTRAP) source $(if $(UPSTREAM),--upstream $(UPSTREAM) --python $(PYTHON)) $(if $(CONFIGURE),--configure)
 
 course: ## run every lesson of course/, check its exercises, build and test its extension
 	$(BOOTSTRAP) course
+
+extension: ## build the package torch-attn, test its wheel on several releases; BASE=2.13.0: on that one
+	$(BOOTSTRAP) extension
 
 site: ## the manual and the course as pages, in build/site
 	$(BOOTSTRAP) site

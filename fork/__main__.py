@@ -105,7 +105,19 @@ def test_stack(upstream: Path | None, minutes: float | None) -> None:
 
     What passed is kept in stack/results.json, and not run again until something changes.
     """
-    sys.exit(suites.finish_stack(*suites.run_stack(upstream, minutes)))
+    sys.exit(suites.finish_record(*suites.run_stack(upstream, minutes)))
+
+
+@main.command("test-releases", section="Test", example="--base 2.9.1 --minutes 30")
+@options.base_option(type=click.Choice(suites.SUPPORTED), help="This release alone.")
+@click.option("--minutes", type=float, help="Begin no release that takes longer than is left.")
+def test_releases(base: str | None, minutes: float | None) -> None:
+    """Graft and test each release that the fork supports, one by one (`make test-releases`).
+
+    What passed is kept in stack/releases.json, and not run again until something changes. What was
+    downloaded for a release is removed after it.
+    """
+    sys.exit(suites.finish_record(*suites.run_releases(base, minutes)))
 
 
 @main.command("test-sanitizers", section="Test")
@@ -116,6 +128,18 @@ def test_sanitizers() -> None:
     machine has kernels for. The environment is .venv, but for the library.
     """
     sys.exit(suites.finish(suites.run_sanitized(default_release())))
+
+
+@main.command("test-arm64", section="Test")
+def test_arm64() -> None:
+    """Run the operator's tests on 64-bit ARM, which QEMU emulates (`make test-arm64`).
+
+    The tip is compiled by a cross compiler. Needed are some of Debian's packages, which are named
+    if they are missing, and not root.
+    """
+    results = suites.run_arm64()
+    print_wide(suites.table((), results))
+    sys.exit(suites.finish(results))
 
 
 @main.command("cuda-check", section="Test")

@@ -18,7 +18,7 @@ from fork.errors import ForkError, cause
 
 ROOT = Path(os.path.abspath(__file__)).parent.parent
 VENV = ROOT / ".venv"
-OLDEST = (3, 11)
+OLDEST = (3, 10)
 # The graft imports these modules and calls these programs. (Tests and lint need more.)
 MODULES = ("click", "packaging", "pip", "rich", "typing_extensions", "wheel", "yaml")
 TOOLS = ("cmake", "ninja")

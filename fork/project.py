@@ -1,8 +1,12 @@
 """The name of this repository's project: its branch, commits, wheels and first target have it."""
 
 import re
-import tomllib
 from pathlib import Path
+
+try:
+    import tomllib
+except ModuleNotFoundError:  # in Python 3.10
+    from pip._vendor import tomli as tomllib
 
 FILE = "pyproject.toml"
 TABLES = tomllib.loads((Path(__file__).parents[1] / FILE).read_text())

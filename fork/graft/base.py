@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import platform
 import re
 import sys
 import zipfile
@@ -20,6 +21,8 @@ from fork.project import LOCAL
 
 # The base that is not fetched: the torch that the running Python has.
 INSTALLED = "installed"
+# What PyTorch's wheels for a machine other than x86-64 are tagged with, from 2.6.0 on.
+OTHER = "manylinux_2_28"
 # What a RECORD lists beside the wheel's files: itself, and what installing has added.
 ADDED = re.compile(
     r"(\.\.|/).*|.*\.pyc|"
@@ -52,7 +55,20 @@ class Base:
     @property
     def tags(self) -> str:
         """Which Python the wheel is for: `cp311-cp311`."""
-        return re.search(r"^Tag: (\w+-\w+)-", (self.dist_info / "WHEEL").read_text(), re.M)[1]
+        return self._tag[1]
+
+    @property
+    def machine(self) -> str:
+        """Which machine the wheel is for, as `platform.machine()` names it: `aarch64`."""
+        return self._tag[2]
+
+    @cached_property
+    def _tag(self) -> re.Match:
+        wheel = (self.dist_info / "WHEEL").read_text()
+        found = re.search(r"^Tag: (\w+-\w+)-\w*linux(?:\d+|_\d+_\d+)?_(\w+)$", wheel, re.M)
+        if found is None:
+            raise ForkError(f"torch {self.version}: the wheel is not for Linux")
+        return found
 
     @property
     def record(self) -> str:
@@ -85,11 +101,12 @@ class Base:
             raise ForkError(f"torch {self.version}: the wheel has no {path.name}") from None
 
 
-def get(base: str, cache: Path, of_pypi: bool = False) -> Base:
+def get(base: str, cache: Path, of_pypi: bool = False, machine: str = platform.machine()) -> Base:
     """The base for the running Python, from the folder `cache` or downloaded into it.
 
-    `base` is a release of torch (`2.13.0`), the path of a wheel, or `installed`. With `of_pypi` a
-    release is compared as a string: 2.13.0 is not the 2.13.0+cpu that another index may have.
+    `base` is a release of torch (`2.13.0`) for `machine`, the path of a wheel, or `installed`. With
+    `of_pypi` a release is compared as a string: 2.13.0 is not the 2.13.0+cpu that another index may
+    have.
     """
     if base == INSTALLED:
         return _installed()
@@ -103,11 +120,13 @@ def get(base: str, cache: Path, of_pypi: bool = False) -> Base:
             raise ForkError(
                 f"torch {base}: not a release that the graft supports: {', '.join(known)}"
             )
-        if (wheel := _find(base, cache)) is None:
+        if (wheel := _find(base, cache, machine)) is None:
             with step(f"download torch {base}") as doing:
                 which, equals = f" for this Python ({_tag()})", "===" if of_pypi else "=="
-                download_wheel(base, cache, doing, which, equals=equals)
-                wheel = _find(base, cache)
+                # pip looks for wheels for this machine, unless it is told of another.
+                other = () if machine == platform.machine() else (f"--platform={OTHER}_{machine}",)
+                download_wheel(base, cache, doing, which, equals=equals, options=other)
+                wheel = _find(base, cache, machine)
                 doing.done = wheel.name
     folder = cache / wheel.stem
     if not (folder / UNPACKED).exists():
@@ -135,19 +154,23 @@ def _installed() -> Base:
 
 
 def rpath(library: Path) -> list[str]:
-    """Where the loader looks for what one of the wheel's libraries needs: `$ORIGIN` and others."""
-    found = re.search(rb"\$ORIGIN[^\0]*", library.read_bytes())
-    return found[0].decode().split(":") if found else []
+    """Where the loader looks for what one of the wheel's libraries needs: `$ORIGIN` and others.
+
+    auditwheel adds a place for the libraries that it puts into a wheel. It writes a new string and
+    leaves the former one, so the longest counts.
+    """
+    found = re.findall(rb"\$ORIGIN[^\0]*", library.read_bytes())
+    return max(found, key=len).decode().split(":") if found else []
 
 
 def _tag() -> str:
     return f"cp{sys.version_info.major}{sys.version_info.minor}"
 
 
-def _find(release: str, cache: Path) -> Path | None:
+def _find(release: str, cache: Path, machine: str) -> Path | None:
     found = [
-        *cache.glob(f"torch-{release}-{_tag()}-*.whl"),
-        *cache.glob(f"torch-{release}+*-{_tag()}-*.whl"),
+        *cache.glob(f"torch-{release}-*{_tag()}-*_{machine}.whl"),  # perhaps with a build number
+        *cache.glob(f"torch-{release}+*-{_tag()}-*_{machine}.whl"),
     ]
     return sorted(found)[0] if found else None
 

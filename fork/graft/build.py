@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import sys
 import sysconfig
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from fork import paths
 from fork.bootstrap import check_machine
@@ -35,14 +37,33 @@ CPP = HERE / "cpp"
 CPU_KERNELS = "aten/src/ATen/native/cpu/"
 
 
+class Toolchain(NamedTuple):
+    """What a graft is compiled with. Torchgen is Python: it runs here, whatever the base is for."""
+
+    machine: str
+    python_include: Path
+    cxx: str = ""  # the C++ compiler; empty is what CMake finds
+
+
+THIS_MACHINE = Toolchain(platform.machine(), Path(sysconfig.get_paths()["include"]))
+
+
 class Graft:
     """One commit of the stack on one base, in a build folder of its own.
 
     Commits may share a `folder`: from one to the next, only what differs is compiled.
     """
 
-    def __init__(self, stack: Stack, base: Base, number: int | None = None, folder: str = ""):
+    def __init__(
+        self,
+        stack: Stack,
+        base: Base,
+        number: int | None = None,
+        folder: str = "",
+        toolchain: Toolchain = THIS_MACHINE,
+    ):
         self.base = base
+        self.toolchain = toolchain
         self.commit = stack.commits[-1] if number is None else stack.commit(number)
         self.tree = stack.tree(self.commit.number)
         self.root = stack.root
@@ -167,6 +188,7 @@ class Graft:
         python = sorted((self.gen / "python").glob("*.cpp"))
         settings = {
             "BASE": [self.base.folder],
+            "MACHINE": [self.base.machine],
             # CUDA's own libraries are beside torch, for ours as for upstream's.
             "RPATH": rpath(self.base.folder / "torch" / "lib" / "libtorch.so"),
             "CXX11_ABI": [self.base.cxx11_abi],
@@ -182,8 +204,7 @@ class Graft:
             "CUDA_SOURCES": self.cuda_sources,
             "CONTEXTS": [f"{context}|{edit}" for context, edit in sorted(self._contexts().items())],
             "PYTHON_SOURCES": [*python, CPP / "module.cpp"],
-            "PYTHON_INCLUDE": [sysconfig.get_paths()["include"]],
-            "PYTHON_SUFFIX": [sysconfig.get_config_var("EXT_SUFFIX")],
+            "PYTHON_INCLUDE": [self.toolchain.python_include],
         }
         if isinstance(self.nvcc, cuda.Nvcc) and self.cuda_sources:
             settings["NVCC"] = [self.nvcc.path]
@@ -202,8 +223,15 @@ class Graft:
     def compile(self, doing: Step, sanitized: bool = False) -> str:
         """CMake and Ninja; `doing` is told n of m."""
         check_machine()
+        if self.base.machine != self.toolchain.machine:
+            raise ForkError(
+                f"{self.base.name}: a wheel for {self.base.machine}, "
+                f"and the compiler is for {self.toolchain.machine}"
+            )
         beside = Path(sys.executable).parent  # where pip puts its cmake and ninja
         env = {**os.environ, "PATH": f"{beside}{os.pathsep}{os.environ['PATH']}"}
+        if self.toolchain.cxx:
+            env["CXX"] = self.toolchain.cxx
         for tool in ("cmake", "ninja"):
             if shutil.which(tool, path=env["PATH"]) is None:
                 raise ForkError(f"{tool} is missing: pip install -r requirements.txt")
@@ -226,7 +254,7 @@ class Graft:
         build, torch = self.dir / "cmake", self.stage / "torch"
         (torch / "lib").mkdir(parents=True, exist_ok=True)
         shutil.copy2(build / "libtorch.so", torch / "lib")
-        shutil.copy2(next(build.glob("_C_graft*.so")), torch)
+        shutil.copy2(build / "_C_graft.so", torch)
         shutil.copytree(self.gen / "include", torch / "include", dirs_exist_ok=True)
         for place, stub in {
             "torch/_C/_VariableFunctions.pyi": "_VariableFunctions.pyi",
@@ -256,7 +284,12 @@ def made_of(root: Path, tree: dict[str, Path]) -> dict[str, Path]:
 
 
 def open_graft(
-    base: str, commit: int | None = None, *, of_pypi: bool = False, folder: str = ""
+    base: str,
+    commit: int | None = None,
+    *,
+    of_pypi: bool = False,
+    folder: str = "",
+    toolchain: Toolchain = THIS_MACHINE,
 ) -> Graft:
     """Commits 1 to `commit` of this clone's stack on `base`, which is fetched: see `get`.
 
@@ -264,7 +297,8 @@ def open_graft(
     own below those of the base.
     """
     bases = paths.BASES / "cuda" if of_pypi else paths.BASES
-    return Graft(Stack(paths.ROOT), get(base, bases, of_pypi), commit, folder)
+    found = get(base, bases, of_pypi, toolchain.machine)
+    return Graft(Stack(paths.ROOT), found, commit, folder, toolchain)
 
 
 def write_changed(file: Path, content: bytes) -> None:

@@ -14,21 +14,28 @@ from fork.bootstrap import BORROWED
 from fork.console import console, run, step
 from fork.errors import ForkError
 from fork.graft.base import ADDED, rpath
-from fork.graft.build import Graft, open_graft
+from fork.graft.build import THIS_MACHINE, Graft, Toolchain, open_graft
 from fork.overlay import NATIVE, files_under, operators
 
 STAMP = ".graft-installed"  # in an environment: the fingerprint of the graft in it
 UNDER_WAY = "installing"
 
 
-def graft_into(venv: Path, base: str, commit: int | None = None, *, folder: str = "") -> Graft:
+def graft_into(
+    venv: Path,
+    base: str,
+    commit: int | None = None,
+    *,
+    folder: str = "",
+    toolchain: Toolchain = THIS_MACHINE,
+) -> Graft:
     """Grafts commits 1 to `commit` onto `base`, and installs the wheel in `venv`.
 
     `folder` is the graft's own, which commits may share: from one to the next, only the files that
     differ are installed.
     """
     with paths.alone():
-        graft = open_graft(base, commit, folder=folder)
+        graft = open_graft(base, commit, folder=folder, toolchain=toolchain)
         if not (folder and exchange(graft, venv)):
             install(graft.build(), graft.fingerprint, venv)
     return graft

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import email.parser
 import email.policy
-import re
 import stat
-import sysconfig
 import zipfile
 from pathlib import Path
 
@@ -25,8 +23,7 @@ def pack(base: Base, stage: Path, into: Path, compress: bool) -> Path:
     """
     version = base.grafted_version
     dist_info = base.dist_info.name
-    platform = re.sub(r"[-.]", "_", sysconfig.get_platform())  # linked here, so no manylinux
-    tag = f"{base.tags}-{platform}"
+    tag = f"{base.tags}-linux_{base.machine}"  # linked here, so no manylinux
     name = f"torch-{version}-{tag}.whl"
     changed = {path: stage / path for path in files_under(stage)}
     changed_meta = {

@@ -17,7 +17,7 @@ from fork.project import PROJECT
 
 # Root folders that are ours, not PyTorch's; all other folders belong to the overlay.
 BUILT = {"build", "dist", "test-reports"}  # by some run; git ignores them
-OURS = {"bench", "commands", "course", "fork", "site", "stack", *BUILT}
+OURS = {"bench", "commands", "course", "extension", "fork", "site", "stack", *BUILT}
 # The edits of the two files that PyTorch's code generator reads.
 NATIVE = "aten/src/ATen/native/native_functions.edit.yaml"
 DERIVATIVES = "tools/autograd/derivatives.edit.yaml"

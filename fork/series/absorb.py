@@ -294,7 +294,7 @@ def _take_over(made: Path, stack: Stack) -> list[str]:
     """Replaces the overlay and the stack of `stack`'s repository by those below `made`."""
     new = {path: (made / path).read_bytes() for path in files_under(made)}
     have = {*stack.overlay_files(), *(f"stack/{p}" for p in files_under(stack.root / "stack"))}
-    keep = {"stack/README.md", "stack/results.json"}
+    keep = {f"stack/{name}" for name in ("README.md", "results.json", "releases.json")}
     gone = sorted(have - set(new) - keep)
     changed = {
         path: content

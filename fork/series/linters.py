@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from fork.console import run
 from fork.errors import ForkError
+from fork.project import tomllib
 from fork.series.git import Git
 
 # Linters that are not run -> what they would need.

@@ -1,11 +1,13 @@
 """PyTorch's own test suites and ours, run on a graft; their tables."""
 
+from fork.suites.arm64 import run_arm64
 from fork.suites.commit import run_stack, run_upstream
 from fork.suites.files import SUITES, own_files
 from fork.suites.from_source import run_on_build
 from fork.suites.own import run_own, run_sanitized
 from fork.suites.plan import problems
-from fork.suites.record import HEADS, Record
-from fork.suites.report import finish, finish_stack, table
+from fork.suites.record import Record
+from fork.suites.releases import SUPPORTED, ReleasesRecord, run_releases
+from fork.suites.report import finish, finish_record, table
 from fork.suites.results import SUMMARY
 from fork.suites.run import environment, run_suites

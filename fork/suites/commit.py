@@ -1,9 +1,8 @@
 """Commits of the stack on the release whose source is at hand, tested by upstream's suites."""
 
-import os
 import shutil
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from fork import paths
@@ -15,9 +14,9 @@ from fork.overlay import NATIVE, Commit, Stack, Upstream, make_tree, operators, 
 from fork.source import pristine
 from fork.suites import torchbind
 from fork.suites.files import SUITES, own_files
+from fork.suites.pending import run_pending
 from fork.suites.plan import REQUIREMENTS, Plan, problems
 from fork.suites.record import Passed, Record
-from fork.suites.report import failures
 from fork.suites.results import Result
 from fork.suites.run import run_script, run_suites
 
@@ -48,13 +47,11 @@ def run_upstream(number: int | None, upstream: Path | None, only: Sequence[str] 
     return ran
 
 
-def run_stack(upstream: Path | None, minutes: float | None) -> tuple[Record, list[str]]:
-    """Builds and tests each commit by itself, with what its plan says; what failed, beside that.
+def run_stack(upstream: Path | None, minutes: float | None) -> tuple[Record, dict[str, str]]:
+    """Builds and tests each commit by itself, with what its plan says: see `run_pending`.
 
-    What passed is kept in stack/results.json and not run again until it changes. After `minutes`
-    no commit begins, nor one before that if all cores would take longer than is left.
+    What passed is kept in stack/results.json and not run again until it changes.
     """
-    start, failed = time.monotonic(), []
     with paths.alone("stack"):
         stack = Stack(paths.ROOT)
         if wrong := problems(stack):
@@ -62,35 +59,18 @@ def run_stack(upstream: Path | None, minutes: float | None) -> tuple[Record, lis
         record = Record(stack)
         # The tip comes first, because it is what is installed. The rest follow in order: neighbours
         # differ least, so little is compiled from one to the next.
-        ordered = [stack.commits[-1], *stack.commits[:-1]]
-        pending = [c for c in ordered if not record.holds(c.folder.name)]
-        if pending:
+        commits = {c.folder.name: c for c in [stack.commits[-1], *stack.commits[:-1]]}
+        if any(not record.holds(name) for name in commits):
             upstream, venv = place(upstream)
-        for commit in pending:
-            name, used = commit.folder.name, cpu_seconds()
-            end = time.monotonic() + record.estimate(name) / (os.cpu_count() or 1)
-            if minutes is not None and end >= start + minutes * 60:
-                continue
-            console.rule(f"{name}: {commit.title}", align="left")
-            try:
-                tree = source_tree(stack, commit, upstream, SHARED)
-                ran = run_plan(Plan.of(stack, commit), stack, commit, tree, venv, SHARED)
-            except ForkError as e:
-                console.print(f"error: {e}")
-                failed.append(name)
-                continue
-            for line in failures([*ran[0], *ran[1]]):
-                console.print(line)
-            if all(result.ok for of in ran for result in of):
-                record.add(Passed.now(name, *ran, cpu_seconds() - used))
-            else:
-                failed.append(name)
-    return record, failed
 
+        def run(name: str) -> tuple[list[Result], Callable]:
+            commit = commits[name]
+            console.print(commit.title)
+            tree = source_tree(stack, commit, upstream, SHARED)
+            ran = run_plan(Plan.of(stack, commit), stack, commit, tree, venv, SHARED)
+            return [*ran[0], *ran[1]], partial(Passed.now, name, *ran)
 
-def cpu_seconds() -> float:
-    """What this process and those that it waited for have used."""
-    return sum(os.times()[:4])
+        return record, run_pending(record, commits, minutes, run)
 
 
 def place(upstream: Path | None) -> tuple[Path, Path]:

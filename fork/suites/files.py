@@ -71,6 +71,15 @@ def own_files(tree: Path) -> dict[str, tuple[str, ...]]:
     return {file.name: ("*",) for file in sorted(files)}
 
 
+def without(suites: Iterable[str], endings: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """Returns those of the operators' own test files whose names do not end in one of `endings`.
+
+    A script that runs no tests is not among them.
+    """
+    kept = (name for name in suites if is_test_file(name) and not name[:-3].endswith(endings))
+    return dict.fromkeys(kept, ("*",))
+
+
 def own_patterns(ops: Iterable[str]) -> list[str]:
     """What the operators' own test files are called."""
     return [pattern for op in ops for pattern in (f"{op}_*.py", f"test_{op}*.py")]

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import dropwhile, groupby
 from pathlib import Path
-from typing import Self
+
+from typing_extensions import Self
 
 from fork.errors import ForkError
 from fork.graft import made_of
@@ -159,12 +160,17 @@ def problems(stack: Stack) -> list[str]:
 
 
 def key(stack: Stack, commit: Commit) -> str:
-    """A hash of what the commit is made of and tested with, the same on every machine.
+    """A hash of what the commit is made of and tested with, the same on every machine."""
+    return key_of(Plan.of(stack, commit), stack, commit, suites_release())
 
-    Not in it: what no test on a CPU sees, such as documentation and kernels for CUDA, and other
-    commits' tests.
+
+def key_of(plan: Plan, stack: Stack, commit: Commit, where: str) -> str:
+    """A hash of what commits 1 to `commit` are made of, of a plan to test them, and of `where`.
+
+    Not in it: what no test on a CPU sees, such as documentation and kernels for CUDA, and tests
+    that are not in the plan.
     """
-    plan, tree = Plan.of(stack, commit), stack.tree(commit.number)
+    tree = stack.tree(commit.number)
     files = {path: file for path, file in tree.items() if _is_seen(path, plan, tree)}
     if plan or NATIVE in tree:
         made = made_of(stack.root, tree).items()
@@ -172,7 +178,7 @@ def key(stack: Stack, commit: Commit) -> str:
         files |= {f"fork/suites/{file.name}": file for file in RUNNER}
     hashes = {p: hashlib.sha256(f.read_bytes()).hexdigest() for p, f in files.items()}
     scripts = [[c.folder, *c.words] for c in plan.scripts]
-    what = [suites_release(), plan.upstream, plan.own, scripts, hashes]
+    what = [where, plan.upstream, plan.own, scripts, hashes]
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -1,4 +1,4 @@
-"""What passed on each commit of the stack: stack/results.json, by a hash of what was tested."""
+"""What passed, by a hash of what was tested: each commit of the stack in stack/results.json."""
 
 import json
 import platform
@@ -7,27 +7,36 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Self
+from typing import Protocol
+
+from typing_extensions import Self
 
 from fork.errors import ForkError
 from fork.overlay import Stack, write
 from fork.suites.plan import key
 from fork.suites.results import Result, tally
 
-FILE = "stack/results.json"
-NUMBERS = ("upstream's passed", "skipped", "xfailed", "own passed", "own skipped", "CPU seconds")
-HEADS = ("commit", *NUMBERS, "on", "state")
-AGAIN, NEVER = "to be run again", "to be run"  # states
+AGAIN, NEVER, FAILED = "to be run again", "to be run", "failed"  # states
+
+
+class Entry(Protocol):
+    """Tests of one thing, none of which failed; a dataclass."""
+
+    name: str  # of the thing
+    seconds: int  # CPU time, building included: it hardly depends on what else the machine does
+
+    def cells(self) -> list[str]:
+        """Returns what a table says of it, between its name and its state."""
 
 
 @dataclass(frozen=True)
 class Passed:
-    """The tests of one commit, none of which failed: how many of them ended in which way."""
+    """The tests of one commit: how many of them ended in which way."""
 
     commit: str
     upstream: dict[str, int]
     own: dict[str, int]
-    seconds: int  # CPU time, building included: it hardly depends on what else the machine does
+    seconds: int
     cpu: str
     date: str
 
@@ -35,8 +44,21 @@ class Passed:
     def now(
         cls, commit: str, upstream: Iterable[Result], own: Iterable[Result], seconds: float
     ) -> Self:
-        counts = [{k: n for k, n in sorted(tally(of).items()) if n} for of in (upstream, own)]
-        return cls(commit, *counts, round(seconds), cpu(), time.strftime("%Y-%m-%d", time.gmtime()))
+        return cls(commit, ended(upstream), ended(own), round(seconds), cpu(), date())
+
+    @property
+    def name(self) -> str:
+        return self.commit
+
+    def cells(self) -> list[str]:
+        numbers = [self.upstream.get(x, 0) for x in ("passed", "skipped", "xfailed")]
+        numbers += [self.own.get(x, 0) for x in ("passed", "skipped")]
+        return [*map(str, (*numbers, self.seconds)), f"{self.cpu}, {self.date}"]
+
+
+def ended(results: Iterable[Result]) -> dict[str, int]:
+    """Returns how many tests ended in each way in which one did."""
+    return {way: n for way, n in sorted(tally(results).items()) if n}
 
 
 def cpu() -> str:
@@ -45,54 +67,72 @@ def cpu() -> str:
     return found[1] if found else platform.machine()
 
 
+def date() -> str:
+    """The day, in UTC."""
+    return time.strftime("%Y-%m-%d", time.gmtime())
+
+
 class Record:
-    """The file, and today's key of each commit: what passed under that key need not be run."""
+    """The file, and today's key of each commit: what passed under that key need not be run.
+
+    A subclass has another file, of other things than commits.
+    """
+
+    file = "stack/results.json"
+    command = "make test-stack"  # which writes the file
+    title = "Each commit by itself"
+    things = "commits"
+    entry: type[Entry] = Passed
+    heads = (
+        *("commit", "upstream's passed", "skipped", "xfailed", "own passed", "own skipped"),
+        *("CPU seconds", "on", "state"),
+    )
 
     def __init__(self, stack: Stack):
         self.root = stack.root
-        self.keys = {commit.folder.name: key(stack, commit) for commit in stack.commits}
-        file = self.root / FILE
+        file = self.root / self.file
         try:
             entries = json.loads(file.read_text()) if file.exists() else {}
-            self.entries = {k: Passed(**entry) for k, entry in entries.items()}
+            self.entries = {k: self.entry(**entry) for k, entry in entries.items()}
         except (ValueError, TypeError, AttributeError) as e:
-            raise ForkError(f"{FILE}: not as `make test-stack` writes it: {e}") from None
+            raise ForkError(f"{self.file}: not as `{self.command}` writes it: {e}") from None
+        self.keys = self.make_keys(stack)
 
-    def holds(self, commit: str) -> bool:
-        """Whether the commit passed as it is today."""
-        return self.keys[commit] in self.entries
+    def make_keys(self, stack: Stack) -> dict[str, str]:
+        """Returns today's key of each commit."""
+        return {commit.folder.name: key(stack, commit) for commit in stack.commits}
 
-    def last(self, commit: str) -> Passed | None:
-        """Returns what passed last, perhaps of another version of the commit."""
-        if self.holds(commit):
-            return self.entries[self.keys[commit]]
-        return next((e for e in self.entries.values() if e.commit == commit), None)
+    def holds(self, name: str) -> bool:
+        """Whether it passed as it is today."""
+        return self.keys[name] in self.entries
 
-    def estimate(self, commit: str) -> int:
+    def last(self, name: str) -> Entry | None:
+        """Returns what passed last, perhaps of another version."""
+        if self.holds(name):
+            return self.entries[self.keys[name]]
+        return next((e for e in self.entries.values() if e.name == name), None)
+
+    def estimate(self, name: str) -> int:
         """Returns the CPU seconds that it took last; if it never passed, the most of any."""
-        if last := self.last(commit):
+        if last := self.last(name):
             return last.seconds
         return max((entry.seconds for entry in self.entries.values()), default=0)
 
-    def add(self, passed: Passed) -> None:
-        """Writes it to the file, without the entries that no commit has any more."""
-        self.entries[self.keys[passed.commit]] = passed
+    def add(self, passed: Entry) -> None:
+        """Writes it to the file, without the entries that nothing has any more."""
+        self.entries[self.keys[passed.name]] = passed
         today = set(self.keys.values())
-        # An older entry says how long the commit took.
+        # An older entry says how long it took.
         last = {name for name in self.keys if not self.holds(name)}
-        self.entries = {k: e for k, e in self.entries.items() if k in today or e.commit in last}
-        ordered = sorted(self.entries.items(), key=lambda item: item[1].commit)
+        self.entries = {k: e for k, e in self.entries.items() if k in today or e.name in last}
+        ordered = sorted(self.entries.items(), key=lambda item: item[1].name)
         lines = ",\n".join(f" {json.dumps(k)}: {json.dumps(asdict(e))}" for k, e in ordered)
-        write({FILE: f"{{\n{lines}\n}}\n".encode()}, self.root)
+        write({self.file: f"{{\n{lines}\n}}\n".encode()}, self.root)
 
     def rows(self) -> Iterator[tuple[str, ...]]:
-        """A row of HEADS for each commit."""
-        for commit in self.keys:
-            if last := self.last(commit):
-                numbers = [last.upstream.get(x, 0) for x in ("passed", "skipped", "xfailed")]
-                numbers += [last.own.get(x, 0) for x in ("passed", "skipped")]
-                state = "passed" if self.holds(commit) else AGAIN
-                cells = [*map(str, (*numbers, last.seconds)), f"{last.cpu}, {last.date}", state]
+        """A row of `heads` for each commit."""
+        for name in self.keys:
+            if last := self.last(name):
+                yield (name, *last.cells(), "passed" if self.holds(name) else AGAIN)
             else:
-                cells = ["" for _ in HEADS[2:]] + [NEVER]
-            yield (commit, *cells)
+                yield (name, *("" for _ in self.heads[2:]), NEVER)

@@ -2,19 +2,24 @@
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from fork.console import console, new_table, print_wide
-from fork.suites.record import HEADS, NUMBERS, Record
+from fork.suites.record import FAILED, Record
 from fork.suites.results import COUNTS, Result, counts, tally
 
-LOG_LINES = 12  # of a suite that is broken
-# The beginning of a sanitizer's report; it says most, and the test's name is before it.
-REPORT = re.compile(r"^.*(=\n==\d+==ERROR: AddressSanitizer|: runtime error): ", re.M)
+LOG_LINES = 12  # that are shown of a log
+# The beginning of what a sanitizer, or a process that a test started and that was killed, has to
+# say; it says most, and the test's name is before it.
+REPORT = re.compile(
+    r"^.*(=\n==\d+==ERROR: AddressSanitizer: |: runtime error: "
+    r"|terminate called|SIG\w+\(\d+\), PID)",
+    re.M,
+)
 
 
 def progress(result: Result) -> Text:
@@ -59,33 +64,42 @@ def numbers(by: Mapping[str, int]) -> list[str]:
     return [str(by.get(head, 0)) for head in COUNTS]
 
 
-def stack_table(record: Record, failed: Collection[str]) -> Table:
-    """A line per commit of the stack; those in `failed` did not pass."""
-    grid = new_table("Each commit by itself")
-    for head in HEADS:
-        longest = max(map(len, record.keys)) if head == "commit" else None
-        grid.add_column(head, justify="right" if head in NUMBERS else "left", min_width=longest)
-    for name, *cells in record.rows():
-        if name in failed:
-            grid.add_row(name, *("" for _ in cells[1:]), "failed", style="red")
-        else:
-            grid.add_row(name, *cells)
+def record_table(record: Record, states: Mapping[str, str]) -> Table:
+    """A line per commit, or whatever the record is of; of those in `states` the state alone."""
+    grid = new_table(record.title)
+    rows = [
+        (name, *("" for _ in cells[1:]), states[name]) if name in states else (name, *cells)
+        for name, *cells in record.rows()
+    ]
+    for head, column in zip(record.heads, zip(*rows, strict=True), strict=True):
+        is_number = all(cell.isdigit() for cell in column if cell)
+        longest = max(map(len, column)) if head == record.heads[0] else None
+        grid.add_column(head, justify="right" if is_number else "left", min_width=longest)
+    for row in rows:
+        grid.add_row(*row, style="red" if states.get(row[0]) == FAILED else None)
     return grid
 
 
 def failures(results: Iterable[Result]) -> Iterator[Text]:
-    """A line for each failed test; for a broken suite the reason and a part of its log."""
+    """A line for each failed test; for a broken suite the reason and a part of its log.
+
+    Of a suite that ran to its end the log is shown only where a process in it was killed.
+    """
     for result in results:
         for test, message in sorted(result.messages.items()):
             yield Text(f"{result.suite} {test}: {message}")
-        if result.broken:
-            text = result.log.read_text(errors="replace").rstrip()
-            if report := REPORT.search(text):
-                has, part = "has", text[report.start() :].splitlines()[:LOG_LINES]
-            else:
-                has, part = "ends", text.splitlines()[-LOG_LINES:]
-            yield Text(f"{result.suite}: {result.broken}; {result.log} {has}:", style="red")
-            yield from (Text(f"  {line}", style="dim") for line in part)
+        if result.ok:
+            continue
+        text = result.log.read_text(errors="replace").rstrip() if result.log.is_file() else ""
+        if report := REPORT.search(text):
+            has, part = "has", text[report.start() :].splitlines()[:LOG_LINES]
+        elif result.broken:
+            has, part = "ends", text.splitlines()[-LOG_LINES:]
+        else:
+            continue
+        why = result.broken or f"{result.failed} failed"
+        yield Text(f"{result.suite}: {why}; {result.log} {has}:", style="red")
+        yield from (Text(f"  {line}", style="dim") for line in part)
 
 
 def finish(results: Sequence[Result], status: int = 0) -> int:
@@ -96,10 +110,12 @@ def finish(results: Sequence[Result], status: int = 0) -> int:
     return status if all(r.ok for r in results) else 1
 
 
-def finish_stack(record: Record, failed: Sequence[str]) -> int:
-    """Prints a line per commit, and how many passed; an exit status, 1 if one failed."""
-    print_wide(stack_table(record, failed))
+def finish_record(record: Record, states: Mapping[str, str]) -> int:
+    """Prints the table, and how many passed; an exit status, 1 if one failed."""
+    print_wide(record_table(record, states))
     passed = sum(map(record.holds, record.keys))
-    left = len(record.keys) - passed - len(failed)
-    console.print(f"{passed} commits passed, {len(failed)} failed, {left} are still to be run")
+    failed = [*states.values()].count(FAILED)
+    left = len(record.keys) - passed - failed
+    what = f"{passed} {record.things} passed"
+    console.print(f"{what}, {failed} failed, {left} are still to be run")
     return 1 if failed else 0

@@ -3,12 +3,10 @@
 import os
 import shlex
 import subprocess
-from collections.abc import Iterable
 from pathlib import Path
 
 from fork.console import run
 from fork.errors import ForkError
-from fork.suites.files import is_test_file
 from fork.suites.run import TWO_THREADS
 
 # The values of ATEN_CPU_CAPABILITY. A machine that has one has those before it.
@@ -66,9 +64,3 @@ def capabilities(python: Path, library: Path, log: Path, **kwargs) -> tuple[str,
         raise ForkError(f"torch runs with {', '.join(loaded) or 'nothing'}, not with {library}")
     names = [capability.upper() for capability in CAPABILITIES]
     return CAPABILITIES[: names.index(best) + 1] if best in names else CAPABILITIES[:1]
-
-
-def chosen(own: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Returns as suites those of the operator's own test files that are run."""
-    kept = (name for name in own if is_test_file(name) and not name[:-3].endswith(LEFT_OUT))
-    return dict.fromkeys(kept, ("*",))

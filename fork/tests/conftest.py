@@ -1,6 +1,7 @@
 """Makes small PyTorches and small stacks, on which the tests try the machinery."""
 
 import contextlib
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ with contextlib.suppress(ImportError):  # a borrowed environment may lack setupt
 
 PYTHON = f"cp{sys.version_info.major}{sys.version_info.minor}"
 TAG = f"{PYTHON}-{PYTHON}"
+PLATFORM = f"manylinux_2_28_{platform.machine()}"
 REVIEWER = ("-c", "user.name=Reviewer", "-c", "user.email=reviewer@example.invalid")
 
 YAML = """\
@@ -35,7 +37,7 @@ WHEEL_FILES = {
     ),
     "torch-2.13.0+cpu.dist-info/WHEEL": (
         "Wheel-Version: 1.0\nGenerator: setuptools\nRoot-Is-Purelib: false\n"
-        f"Tag: {TAG}-manylinux_2_28_x86_64\n"
+        f"Tag: {TAG}-{PLATFORM}\n"
     ),
 }
 
@@ -78,7 +80,7 @@ def checkout(source):
 @pytest.fixture
 def wheel(tmp_path):
     """Makes a wheel of torch 2.13.0+cpu with the few files that these tests read."""
-    path = tmp_path / f"torch-2.13.0+cpu-{TAG}-manylinux_2_28_x86_64.whl"
+    path = tmp_path / f"torch-2.13.0+cpu-{TAG}-{PLATFORM}.whl"
     with WheelFile(path, "w") as out:
         for name, text in WHEEL_FILES.items():
             out.writestr(name, text)

@@ -1,6 +1,7 @@
 """Tests of the commands, called as a user calls them."""
 
 import json
+import platform
 import shlex
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from fork.series.linters import Lint
 from fork.source import build as source_build
 from fork.source.build import Figures
 from fork.source.place import Place
-from fork.suites import commit, from_source
+from fork.suites import commit, from_source, pending
 from fork.suites.files import LAB, SUITES
 from fork.suites.results import Result
 from fork.tests.conftest import git, message, write_files
@@ -30,8 +31,9 @@ from fork.tests.conftest import git, message, write_files
 COMMANDS = (
     *("check", "stack", "new", "tree", "apply", "commits", "export", "absorb", "review"),
     *("graft", "install", "source", "site"),
-    *("test", "test-upstream", "test-stack", "test-sanitizers", "cuda-check", "course", "lint"),
-    "capabilities",
+    *("test", "test-upstream", "test-stack", "test-releases", "test-sanitizers"),
+    *("test-arm64", "cuda-check"),
+    *("course", "extension", "lint", "capabilities"),
     *("bench", "bench-gpu"),
 )
 
@@ -350,9 +352,9 @@ def test_a_stack_that_is_stopped_goes_on_where_it_was(runner):
 
 def test_a_commit_begins_only_if_it_is_likely_to_end_in_time(runner, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(commit.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(commit, "cpu_seconds", lambda: 2 * now[0])
-    monkeypatch.setattr(commit.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(pending.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(pending, "cpu_seconds", lambda: 2 * now[0])
+    monkeypatch.setattr(pending.os, "cpu_count", lambda: 2)
     took = {"02-script": 30, "03-op": 500, "04-kernel": 90, "05-vmap": 60}
 
     def run(python, tree, wanted, *, log_dir):
@@ -384,7 +386,7 @@ def test_a_plan_that_names_no_file_is_one_error(runner):
 @pytest.mark.parametrize(
     "lie, words",
     [
-        ("sys.version_info = (3, 8, 0)", "Python 3.11 or newer is needed"),
+        ("sys.version_info = (3, 8, 0)", "Python 3.10 or newer is needed"),
         ("sys.platform = 'darwin'", "CPython on Linux is needed"),
         (
             "import sysconfig; sysconfig.get_paths = lambda: {'include': '/nowhere'}",
@@ -521,10 +523,10 @@ def test_cuda_check(in_repo, monkeypatch, spilled, status, says):
     def get(*args):
         asked.append(args)
 
-    monkeypatch.setattr(build, "Graft", lambda stack, base, commit, folder: Made)
+    monkeypatch.setattr(build, "Graft", lambda *args: Made)
     monkeypatch.setattr(build, "get", get)
     code, output = invoke("cuda-check")
     # The wheel is PyPI's. It has a folder of its own, so that no other command takes it as a base.
     place = in_repo / "build/bases/cuda"
-    assert asked == [(default_release(), place, True)]
+    assert asked == [(default_release(), place, True, platform.machine())]
     assert code == status and says in output

@@ -317,7 +317,8 @@ SHAPES = {
 @pytest.mark.parametrize("name", SHAPES)
 def test_another_shape_of_the_stack(repo, branch, name):
     write_files(branch, {FILE: "pass\n"})
-    write_files(repo, {"stack/results.json": "{}\n", "stack/README.md": ""})
+    kept = [f"stack/{name}" for name in ("README.md", "results.json", "releases.json")]
+    write_files(repo, dict.fromkeys(kept, ""))
     edits = {path: (repo / path).read_text() for path in (NATIVE, EDIT)}
     steps, wanted = SHAPES[name]
     for step in steps:
@@ -329,7 +330,7 @@ def test_another_shape_of_the_stack(repo, branch, name):
         folder: sorted(files) for folder, files in wanted.items()
     }
     assert stack.problems() == []
-    assert (repo / "stack/results.json").exists() and (repo / "stack/README.md").exists()
+    assert all((repo / path).exists() for path in kept)
     if len(wanted) > 1:  # every edit file is as it was
         assert edits == {path: (repo / path).read_text() for path in edits}
     # The new stack makes the branch that was absorbed.

@@ -8,7 +8,7 @@ import pytest
 from fork.errors import ForkError
 from fork.overlay import Stack
 from fork.suites import record
-from fork.suites.record import AGAIN, FILE, NEVER, Passed, Record
+from fork.suites.record import AGAIN, NEVER, Passed, Record
 from fork.suites.results import Result
 from fork.tests.conftest import message, write_files
 
@@ -42,10 +42,10 @@ def test_what_passed_is_kept(stack, keys):
     Record(stack).add(ONE)
     rows = list(Record(stack).rows())
     assert rows[0] == ("01-one", "3", "0", "1", "2", "0", "70", "A CPU, 2026-01-02", "passed")
-    text = (stack.root / FILE).read_text()
+    text = (stack.root / Record.file).read_text()
     assert list(json.loads(text)) == ["k1", "k2"] and len(text.splitlines()) == 4
     Record(stack).add(ONE)
-    assert (stack.root / FILE).read_text() == text
+    assert (stack.root / Record.file).read_text() == text
 
 
 def test_a_commit_that_never_passed_is_taken_for_the_longest(stack, keys):
@@ -79,7 +79,7 @@ def test_a_renamed_commit_keeps_its_entry_and_a_lost_one_does_not(stack, keys):
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"k1": {}}', '{"k1": 3}'])
 def test_a_damaged_file_is_one_error(stack, keys, text):
-    (stack.root / FILE).write_text(text)
+    (stack.root / Record.file).write_text(text)
     with pytest.raises(ForkError, match="stack/results.json: not as"):
         Record(stack)
 

@@ -189,6 +189,12 @@ def test_the_operators_own_files_are_suites_of_which_all_is_ours(tree):
     assert figures(text.partition("Upstream's own")[0])["total"] == [4, 4, 0, 0, 0]
 
 
+def test_only_the_walks_of_an_own_file_are_run(tree):
+    add(tree, "test_attn.py", 'op_test("test_edges_attn_cpu", lambda self: None)')
+    (result,) = run(tree, "test_attn.py", walks=("*edges*",))
+    assert list(result.ours) == ["TestCommonCPU.test_edges_attn_cpu"] and result.ok
+
+
 @pytest.mark.parametrize("end", ["sys.exit(2)", "raise ValueError", "os.abort()", "("])
 def test_a_script_fails_by_its_exit_status(tree, end):
     (tree / "test/attn_function.py").write_text(f"import os, sys\nprint('1 failed')\n{end}")
@@ -249,6 +255,14 @@ def test_a_broken_suite_is_a_failed_row(tree, body, why):
     assert figures(text.partition("Upstream's own")[0])["test_ops.py"][4] == 1
     last = result.log.read_text().split()
     assert not last or last[-1] in text
+
+
+def test_a_process_that_was_killed_is_shown(tree):
+    said = "terminate called without an active exception"
+    test = f'op_test("test_dtypes_attn", lambda self: (print("{said}"), self.fail("-6")))'
+    result = one(tree, test)
+    assert (result.failed, result.broken) == (1, "")
+    assert said in shown([result])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,153 @@
+"""The operator's own tests on 64-bit ARM, which QEMU emulates on x86-64 (`make test-arm64`).
+
+Python and its libraries are those of a Debian for arm64 that is unpacked below build/. QEMU runs
+one program at a time, so that it wants neither root nor a system of its own. The processes that a
+test starts with `sys.executable` run in the same way, and compilers and Ninja are this machine's.
+"""
+
+import os
+import platform
+import shutil
+import sys
+from pathlib import Path
+
+from fork import paths
+from fork.bootstrap import make_venv
+from fork.console import run, step
+from fork.errors import ForkError
+from fork.graft import Toolchain, graft_into
+from fork.overlay import suites_release
+from fork.project import PROJECT
+from fork.source import KEYRING, mirrors
+from fork.suites.files import own_files, without
+from fork.suites.results import Result
+from fork.suites.run import TWO_THREADS, environment, run_suites
+
+MACHINE = "aarch64"
+QEMU = f"qemu-{MACHINE}-static"
+COMPILER = f"{MACHINE}-linux-gnu-g++"
+# The programs that are called, and Debian's packages that have them.
+PROGRAMS = {
+    "mmdebstrap": "mmdebstrap",
+    QEMU: "qemu-user-static",
+    COMPILER: f"g++-{MACHINE}-linux-gnu",
+}
+PYTHON, DEBIAN = "3.11", "bookworm"
+PACKAGES = (f"python{PYTHON}", f"libpython{PYTHON}-dev", "libstdc++6")
+# Test files that end so are not run, because each takes many minutes in an emulator. What they test
+# does not depend on the machine, or is another machine's.
+LEFT_OUT = (
+    *("aot_inductor", "autocast", "brgemm", "compile", "cpp", "cuda", "dtensor", "examples"),
+    *("flops", "vmap"),
+)
+# Of these files only the tests that match are run: those of small sizes, at which kernels differ.
+KERNEL = f"test_{PROJECT}_kernel.py"
+ONLY = {
+    KERNEL: ("*edges*", "*special_values*", "*reads_nothing_else*", "*callers_at_once*"),
+    f"test_{PROJECT}_output.py": (
+        *("*test_values_and_gradients_[!2]*", "*test_choice_of_gradients*", "*test_gradcheck*"),
+        *("*test_no_sample*", "*test_saves_its*", "*test_jacobian*", "*test_a_query*"),
+    ),
+}
+# Upstream's name for: skip tests that would take too long. Files that end in one of COMPILED
+# compile what they test, and would be skipped by it.
+SMALL = {"PYTORCH_TEST_WITH_ASAN": "1"}
+COMPILED = ("products", "schedule", "tanh", "ways")
+# A CPU for whose vectors SVE256 is. Without it QEMU's are longer, and PyTorch takes NEON.
+SVE256 = {"QEMU_CPU": "max,sve-max-vq=2"}
+PROBE = "import torch; assert torch.backends.cpu.get_cpu_capability() == 'SVE256'"
+
+
+def run_arm64() -> list[Result]:
+    """Grafts the tip onto the wheel for this machine, and runs the tests that are chosen."""
+    check_machine()
+    folder = paths.BUILD / "arm64"
+    with paths.alone(folder):
+        tree, venv = folder / DEBIAN, folder / "venv"
+        if not tree.exists():
+            unpack_debian(tree, folder)
+        make_environment(venv, tree, folder)
+        headers = tree / "usr" / "include"
+        # Debian's Python.h includes a file of the folder of all headers. Of the others there, the
+        # compiler has its own.
+        cxx = f"{COMPILER} -idirafter {headers}"
+        toolchain = Toolchain(MACHINE, headers / f"python{PYTHON}", cxx)
+        graft_into(venv, suites_release(), toolchain=toolchain)
+        tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        # The compiler is not the first one on the path, which PyTorch would compare with its own.
+        variables = {"CXX": cxx, "PATH": tools, "TORCH_DONT_CHECK_COMPILER_ABI": "1"}
+        return run_chosen(venv / "bin" / "python", folder / "logs", TWO_THREADS | variables)
+
+
+def run_chosen(python: Path, logs: Path, variables: dict[str, str]) -> list[Result]:
+    """Runs the operator's own tests that are chosen with NEON, and a part with SVE256."""
+    chosen = without(own_files(paths.ROOT), LEFT_OUT)
+    chosen |= {name: only for name, only in ONLY.items() if name in chosen}
+    compiled = {name: walks for name, walks in chosen.items() if name[:-3].endswith(COMPILED)}
+    small = {name: walks for name, walks in chosen.items() if name not in compiled}
+    results = run_suites(python, paths.ROOT, small, log_dir=logs, variables=variables | SMALL)
+    results += run_suites(python, paths.ROOT, compiled, log_dir=logs, variables=variables)
+    if KERNEL in chosen:
+        variables = variables | SMALL | SVE256
+        with step("SVE256 in the emulator"):
+            command = [python, "-c", PROBE]
+            run(command, logs / "sve256.log", "no SVE256", env=environment() | variables)
+        suites, logs = {KERNEL: ("*edges*",)}, logs / "sve256"
+        with_sve = run_suites(python, paths.ROOT, suites, log_dir=logs, variables=variables)
+        for result in with_sve:
+            result.suite += " (SVE256)"
+        results += with_sve
+    return results
+
+
+def check_machine() -> None:
+    if platform.machine() == MACHINE:
+        raise ForkError(f"this machine is {MACHINE}: `make test` runs all of the tests here")
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if version != PYTHON:
+        raise ForkError(
+            f"Python {PYTHON} is needed, which Debian {DEBIAN} has, not {version}: PYTHON="
+        )
+    missing = [package for program, package in PROGRAMS.items() if not shutil.which(program)]
+    if not KEYRING.is_file():
+        missing.append("debian-archive-keyring")
+    if missing:
+        raise ForkError(f"Debian's packages are missing: apt-get install {' '.join(missing)}")
+
+
+def unpack_debian(tree: Path, folder: Path) -> None:
+    """Unpacks the packages and what they need; nothing in them is run."""
+    options = [
+        *("--variant=extract", "--architectures=arm64", f"--keyring={KEYRING}"),
+        f"--include={','.join(PACKAGES)}",
+    ]
+    with step(f"unpack a Debian ({DEBIAN}) for arm64") as doing, paths.atomically(tree) as partial:
+
+        def tell(line: str) -> None:
+            doing.tell(line.strip()[:80])
+
+        command = ["mmdebstrap", *options, DEBIAN, partial, f"deb {mirrors()[0]} {DEBIAN} main"]
+        run(command, folder / "debian.log", "Debian cannot be unpacked", line=tell)
+
+
+def make_environment(venv: Path, tree: Path, folder: Path) -> None:
+    """Makes a virtual environment of the Debian's Python, which is a script that calls QEMU."""
+    made = venv / ".made"  # as `make_venv` has it
+    if not (made.exists() and made.read_text() == sys.version):
+        shutil.rmtree(venv, ignore_errors=True)
+        site, python = venv / f"lib/python{PYTHON}/site-packages", venv / "bin" / "python"
+        site.mkdir(parents=True)
+        python.parent.mkdir()
+        (venv / "pyvenv.cfg").write_text(f"home = {tree}/usr/bin\n")
+        # Python gets this script's name as its own (-0). So it finds pyvenv.cfg, and its
+        # sys.executable, with which tests start another Python, is this script.
+        python.write_text(
+            f'#!/bin/sh\nexec {QEMU} -L {tree} -0 "$0" {tree}/usr/bin/python{PYTHON} "$@"\n'
+        )
+        python.chmod(0o755)
+        # These are Python alone; their versions are those that this repository names.
+        options = ["--no-deps", "--constraint", paths.ROOT / "requirements.txt", "--target", site]
+        pip = [sys.executable, "-m", "pip", "install", *options, "pip", "setuptools"]
+        run(pip, folder / "pip.log", "pip cannot be installed")
+        made.write_text(sys.version)
+    make_venv(venv, paths.ROOT / "requirements.txt")
