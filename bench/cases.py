@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 # The contenders, by the names that the report uses.
 ATTN, EAGER, COMPILE, FUNCTION, JAX = "attn", "eager", "compile", "Function", "jax"
-SDPA, FLEX = "sdpa", "flex"
+SDPA, FLEX, EXTENSION = "sdpa", "flex", "extension"
 TITLES = {
     ATTN: "torch.attn",
     EAGER: "eager",

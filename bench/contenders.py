@@ -7,7 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cases import ATTN, COMPILE, EAGER, FLEX, FUNCTION, JAX, OUTPUT_MODES, SDPA, Case
+from cases import (
+    ATTN,
+    COMPILE,
+    EAGER,
+    EXTENSION,
+    FLEX,
+    FUNCTION,
+    JAX,
+    OUTPUT_MODES,
+    SDPA,
+    Case,
+)
 from torch import Tensor
 
 Run = Callable[[], Any]
@@ -107,6 +118,15 @@ def function_run(problem: Problem) -> Run:
     return torch_run(module.Attn.apply, problem)
 
 
+def extension_run(problem: Problem) -> Run:
+    """torch-attn's kernels, which are the same: also where torch has its own operator."""
+    try:
+        from torch_attn import fused
+    except ImportError:
+        raise Absent("torch_attn is not installed") from None
+    return torch_run(fused.attn, problem)
+
+
 def jax_run(problem: Problem) -> Run:
     import jax
     import jax.numpy as jnp
@@ -183,8 +203,8 @@ RUNS = {
     FUNCTION: function_run,
     JAX: jax_run,
 }
-# lengths.py measures these as well.
-MORE_RUNS = {SDPA: sdpa_run, FLEX: flex_run}
+# lengths.py and ways.py measure these as well.
+MORE_RUNS = {SDPA: sdpa_run, FLEX: flex_run, EXTENSION: extension_run}
 
 
 def as_tensors(results: Any) -> list[Tensor]:

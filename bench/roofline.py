@@ -8,11 +8,14 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import torch
 from cases import Case, Work
 
 SOURCE = Path(__file__).with_name("peaks.cpp")
 # The compiler must not replace loops by memset or memcpy, which choose their own kind of store.
 FLAGS = ["-std=c++17", "-O3", "-march=native", "-fno-tree-loop-distribute-patterns"]
+# The instructions that torch does without, by what it has: ATEN_CPU_CAPABILITY=avx2 asks for that.
+WITHOUT = {"AVX2": ["-mno-avx512f"]}
 
 # glibc's malloc returns blocks from this size on to the system, and asks for them anew.
 NEVER_KEPT = 32 << 20
@@ -89,7 +92,8 @@ def build(folder: Path) -> Path:
     if not shutil.which(compiler[0]):
         raise NoRoofline(f"no C++ compiler {compiler[0]}: install one, or set CXX")
     program = folder / "peaks"
-    command = [*compiler, *FLAGS, "-pthread", SOURCE, "-o", program]
+    without = WITHOUT.get(torch.backends.cpu.get_cpu_capability(), [])
+    command = [*compiler, *FLAGS, *without, "-pthread", SOURCE, "-o", program]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if "error" in line]

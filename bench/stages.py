@@ -12,6 +12,7 @@ import sys
 import tempfile
 from os import environ
 from pathlib import Path
+from statistics import median
 
 import click
 import plot
@@ -57,24 +58,25 @@ def measure(capability: str) -> dict:
         )
         stages = ctypes.CDLL(str(library))
     stages.frequency.restype = ctypes.c_double
-    frequency = stages.frequency()
     rows = []
     for d in WIDTHS:
+        frequency = stages.frequency()  # it varies by a few percent
         found = (ctypes.c_double * (len(STAGES) + 1))()
         stages.stages(ctypes.c_int64(d), found)
         *cycles, whole = (x * frequency for x in found)
         row = {"d": d, "stages": cycles, "kernel": whole, "products": 2 * d / per_cycle}
-        rows.append(row)
-    return {"capability": capability, "frequency": frequency, "rows": rows}
+        rows.append(row | {"frequency": frequency})
+    return {"capability": capability, "rows": rows}
 
 
 def markdown(result: dict) -> str:
     text = f"# The stages of torch.attn's forward\n\n{report.describe(result['machine'])}\n"
-    text += "\nCycles for an element of `attn`, by tiles of 96 x 384 floats, one thread. *Kernel*: "
+    text += "\nCycles for an element of `attn`, by tiles of 96 x 288 floats, one thread. *Kernel*: "
     text += "all of it as it runs. *Least*: the multiply-adds of both products, if two start in "
     text += "each cycle.\n"
     for found in result["sets"]:
-        text += f"\n## {found['capability']}, {found['frequency'] / 1e9:.1f} GHz\n\n"
+        frequency = median(row["frequency"] for row in found["rows"])
+        text += f"\n## {found['capability']}, {frequency / 1e9:.1f} GHz\n\n"
         text += f"| d = e | {' | '.join(STAGES)} | kernel | least |\n"
         text += "|" + " ---: |" * (len(STAGES) + 3) + "\n"
         for row in found["rows"]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from commands import extension
 from fork import options, paths
 from fork.bootstrap import make_venv
 from fork.commands import Command
@@ -23,7 +24,7 @@ from fork.project import PROJECT
 from fork.suites import SUMMARY, environment, finish, own_files, run_suites, table
 
 PUBLISHED = "bench/published"
-SCRIPTS = {"bench": "cpu", "lengths": "cpu-lengths", "stages": "cpu-stages"}  # names of the files
+SCRIPTS = ("bench", "lengths", "stages", "ways")
 NATIVE_FOLDER = "aten/src/ATen/native/"
 
 # All of it takes MINUTES, the graft included; REST of these are for the plot.
@@ -57,10 +58,11 @@ ARGS = click.argument("args", nargs=-1, type=click.UNPROCESSED)
 )
 @click.option(
     "--script",
-    type=click.Choice(list(SCRIPTS)),
+    type=click.Choice(SCRIPTS),
     default="bench",
     show_default=True,
-    help="Of bench/: `lengths` is attn_output over the length, `stages` where the time goes.",
+    help="Of bench/: `lengths` is attn_output over the length, `stages` where the time goes, "
+    "`ways` what other ways to have the operator cost.",
 )
 @PUBLISH
 @ARGS
@@ -69,9 +71,15 @@ def bench(script: str, publish: bool, args: tuple[str, ...]) -> None:
     venv = paths.BUILD / "venv-bench"
     make_venv(venv, paths.ROOT / "bench" / "requirements.txt")
     graft_into(venv, default_release())
+    if script == "ways":
+        pip = [venv / "bin" / "python", "-m", "pip", "install", "--force-reinstall", "--no-deps"]
+        with paths.alone("extension"):
+            wheel = extension.build()
+        run([*pip, wheel], venv / "extension.log", "torch-attn cannot be installed")
     sweep = ("--sweep", "120") if script == "bench" else ()  # unless ARGS say
     command = (f"{script}.py", *sweep, *args)
-    sys.exit(measure(venv, paths.BUILD / script, SCRIPTS[script], publish, command))
+    name = "cpu" if script == "bench" else f"cpu-{script}"
+    sys.exit(measure(venv, paths.BUILD / script, name, publish, command))
 
 
 @click.command(

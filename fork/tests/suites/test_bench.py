@@ -512,6 +512,26 @@ def test_stages(tmp_path, monkeypatch):
     assert "AVX2" in (tmp_path / "cpu-stages-narrow.svg").read_text()
 
 
+def test_ways(tmp_path):
+    pytest.importorskip("matplotlib")
+    import ways
+
+    rows = [
+        {
+            "case": case.name,
+            "mode": mode,
+            "first": {name: at + 1.0 for at, name in enumerate(ways.WAYS)},
+            "seconds": {name: [3e-6, 1e-6, 2e-6] for name in ways.WAYS},
+        }
+        for case in ways.CASES
+        for mode in ways.MODES
+    ]
+    ways.write({"machine": about([])["machine"], "rows": rows}, tmp_path)
+    text = (tmp_path / "cpu-ways.md").read_text()
+    assert "| 1 s | 2 s | 3 s | 4 s | 5 s |" in text
+    assert text.count("| 2 µs") == len(rows) * len(ways.WAYS)
+
+
 def test_contenders_agree_with_eager():
     import contenders
 

@@ -1,0 +1,149 @@
+"""The extension: its wheel built once, and tested on several releases of PyTorch."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import click
+
+from fork import paths
+from fork.commands import Command
+from fork.console import console, new_table, print_wide, run, step
+from fork.errors import ForkError
+from fork.graft import STAMP
+from fork.overlay import download_wheel, files_under
+from fork.suites import environment
+
+EXTENSION = paths.ROOT / "extension"
+KERNELS = paths.ROOT / "aten" / "src" / "ATen" / "native" / "cpu"
+FLAGS = paths.ROOT / "fork" / "graft" / "capabilities.cmake"
+MADE = paths.BUILD / "extension"
+HEADERS = "2.14.1"  # earlier ones leak where an operator has a `str`
+# The one wheel is tested on the oldest release that it is for, on the default one, and on the
+# newest that pip installs here.
+TESTED = ("==2.10.0", "==2.13.0", ">=2.14")
+
+
+@click.command(cls=Command, section="Test", example="--base 2.13.0")
+@click.option("--base", envvar="BASE", help="Test on this release alone.")
+def extension(base: str | None) -> None:
+    """Build torch-attn's wheel, and test it on several releases and two Pythons (`make extension`).
+
+    A release is tested in a virtual environment of its own, which is removed if it passes. Where
+    .venv has the fork's torch, the results are compared with those of the native operators.
+    """
+    releases = [f"=={base}"] if base else TESTED
+    # The oldest release runs on the other Python, if there is one.
+    pythons = [sys.executable] * len(releases)
+    if (other := other_python()) and not base:
+        pythons[0] = other
+    with paths.alone("extension"):
+        wheel = build()
+        table = new_table(f"{wheel.name}, {wheel.stat().st_size / 1e6:.2f} MB")
+        for column in ("torch", "Python", "tests", "minutes"):
+            table.add_column(column)
+        passed = [test(wheel, *which, table) for which in zip(releases, pythons, strict=True)]
+        if (paths.VENV / STAMP).exists():
+            passed.append(test_beside_native(wheel, table))
+    print_wide(table)
+    if not base and other is None:
+        console.print("no other Python than this one is on the PATH")
+    sys.exit(0 if all(passed) else 1)
+
+
+def build() -> Path:
+    """Returns the wheel, built unless there is one of the same sources."""
+    sources = {name: EXTENSION / name for name in files_under(EXTENSION, {"tests"})}
+    sources |= {f"cpu/{file.name}": file for file in KERNELS.glob("Attn*.h")}
+    sources[FLAGS.name] = FLAGS
+    folder = MADE / paths.digest(sources, HEADERS)[:16]
+    if not list(folder.glob("*.whl")):
+        include = headers()
+        with step("compile torch-attn"):
+            setting = f"-Ccmake.define.TORCH_INCLUDE={include}"
+            pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--no-deps"]
+            env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+            wrong = "torch-attn cannot be built"
+            run([*pip, setting, "-w", folder, EXTENSION], MADE / "wheel.log", wrong, env=env)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def headers() -> Path:
+    """Returns the headers of a release, which are in its wheel for this machine."""
+    folder = MADE / f"headers-{HEADERS}"
+    if not folder.exists():
+        with (
+            step(f"download torch {HEADERS} for its headers") as doing,
+            paths.atomically(folder, folder=True) as partial,
+        ):
+            download_wheel(HEADERS, partial, doing)
+            (wheel,) = partial.glob("*.whl")
+            with zipfile.ZipFile(wheel) as packed:
+                names = [name for name in packed.namelist() if name.startswith("torch/include/")]
+                packed.extractall(partial, names)
+            wheel.unlink()
+    return folder / "torch" / "include"
+
+
+def other_python() -> str | None:
+    """Returns the oldest Python on the PATH that the wheel is for, and that is not this one."""
+    for minor in range(10, 20):
+        python = shutil.which(f"python3.{minor}")
+        if python is None or minor == sys.version_info.minor:
+            continue
+        if subprocess.run([python, "-c", "import ensurepip"], capture_output=True).returncode == 0:
+            return python
+    return None
+
+
+def test(wheel: Path, release: str, python: str, table) -> bool:
+    """Installs torch and the wheel, runs the tests, adds a row to the table; whether they pass."""
+    version = _output(python, "import sys; print(*sys.version_info[:2], sep='.')")
+    venv = MADE / f"venv-{version}-torch{release}"
+    start = time.monotonic()
+    with step(f"install torch{release} and the wheel for Python {version}"):
+        shutil.rmtree(venv, ignore_errors=True)
+        run([python, "-m", "venv", venv], MADE / "venv.log", "python -m venv fails")
+        inside = venv / "bin" / "python"
+        pip = [inside, "-m", "pip", "--disable-pip-version-check", "install", "--no-compile"]
+        what = [f"torch{release}", "-r", EXTENSION / "tests" / "requirements.txt", wheel]
+        run([*pip, *what], MADE / "install.log", f"torch{release} cannot be installed")
+    workers = ["--numprocesses=auto", "--dist=worksteal"]
+    passed = _pytest(inside, table, start, {"TORCH_ATTN_WHEEL": str(wheel)}, *workers)
+    if passed:
+        shutil.rmtree(venv)
+    return passed
+
+
+def test_beside_native(wheel: Path, table) -> bool:
+    """Compares the wheel's operators with those of .venv's torch, which does not get the wheel."""
+    start, folder = time.monotonic(), wheel.parent / "unpacked"
+    if not folder.exists():
+        with paths.atomically(folder, folder=True) as partial, zipfile.ZipFile(wheel) as packed:
+            packed.extractall(partial)
+    python = paths.VENV / "bin" / "python"
+    return _pytest(python, table, start, {"PYTHONPATH": str(folder)}, "-k", "same_bits_as_native")
+
+
+def _pytest(python: Path, table, start: float, variables: dict, *options: str) -> bool:
+    shown = "import sys, torch; print(torch.__version__, '%s.%s' % sys.version_info[:2])"
+    torch, version = _output(python, shown).split()
+    console.rule(f"torch {torch}, Python {version}", align="left")
+    tests = EXTENSION / "tests"
+    command = [python, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", *options, tests]
+    passed = subprocess.run(command, cwd=MADE, env=environment() | variables).returncode == 0
+    minutes = f"{(time.monotonic() - start) / 60:.1f}"
+    table.add_row(torch, version, "pass" if passed else "FAIL", minutes)
+    return passed
+
+
+def _output(python: str | Path, code: str) -> str:
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True)
+    if done.returncode:
+        raise ForkError(f"{python}: {(done.stderr.splitlines() or ['fails'])[-1]}")
+    return done.stdout.strip()

@@ -1,0 +1,228 @@
+"""What the package has beyond the native operators' tests, which test_as_native.py runs."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import torch_attn
+from torch.autograd import forward_ad
+from torch_attn import fused
+
+OPS = torch.ops.torch_attn
+OPTIONS = ({}, {"is_causal": True}, {"scale": 0.5}, {"is_causal": True, "scale": -2.0})
+
+
+def make(*batch, m=3, n=5, d=4, e=6, dtype=torch.double, requires_grad=True, shared=None):
+    shared = batch if shared is None else shared
+    sizes = (*batch, m, d), (*shared, n, d), (*shared, n, e)
+    return [torch.randn(size, dtype=dtype, requires_grad=requires_grad) for size in sizes]
+
+
+def python(code, **variables):
+    """What a new process says."""
+    env = os.environ | variables
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=env, check=False
+    )
+    return done.stdout.strip() or done.stderr.strip().splitlines()[-1]
+
+
+def gradients(op, inputs, **options):
+    results = op(*inputs, **options)
+    results = results if isinstance(results, tuple) else (results,)
+    return *results, *torch.autograd.grad([x.square().sum() for x in results], inputs)
+
+
+@pytest.mark.skipif(not torch_attn.is_native, reason="this torch has no attn of its own")
+@pytest.mark.parametrize("dtype", (torch.float, torch.double, torch.bfloat16, torch.half))
+def test_same_bits_as_native(dtype):
+    inputs = make(2, m=130, n=200, d=40, e=24, dtype=dtype)
+    pairs = zip(gradients(torch_attn.attn, inputs), gradients(fused.attn, inputs), strict=True)
+    assert all(torch.equal(x, y) for x, y in pairs)
+    for options in OPTIONS:
+        native = gradients(torch_attn.attn_output, inputs, **options)
+        own = gradients(fused.attn_output, inputs, **options)
+        assert all(torch.equal(x, y) for x, y in zip(native, own, strict=True))
+
+
+def test_readme():
+    page = Path(__file__).parents[1] / "README.md"
+    (code,) = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S)
+    exec(code, {})
+
+
+def test_is_native():
+    if torch_attn.is_native:
+        assert torch_attn.attn is not fused.attn
+    else:
+        assert torch_attn.attn is fused.attn and torch_attn.attn_output is fused.attn_output
+
+
+def test_an_older_torch_is_refused():
+    code = "import torch; torch.__version__ = '2.9.1+cpu'; import torch_attn"
+    expected = "ImportError: torch_attn needs torch 2.10 or newer, and this is 2.9.1+cpu"
+    assert torch_attn.is_native or python(code) == expected
+
+
+@pytest.mark.parametrize("capability", ("default", "avx2", "avx512"))
+def test_each_set_of_instructions(capability):
+    code = (
+        "import torch; from torch_attn import fused; print(fused.capability, end=' ');"
+        "q = torch.randn(70, 33) / 6; x = fused.attn(q, q, q); y = torch.tanh(q @ q.mT);"
+        "print(torch.allclose(x.attn, y, atol=1e-5), torch.allclose(x.output, y @ q, atol=1e-5))"
+    )
+    chosen, *right = python(code, ATEN_CPU_CAPABILITY=capability).split()
+    assert right == ["True", "True"]
+    assert chosen == capability.upper() or chosen == fused.capability
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_compile(options):
+    """One graph, in which the operator and its backward are one call each."""
+    inputs = make(2, dtype=torch.float)
+    for op in (fused.attn, lambda *x: fused.attn_output(*x, **options)):
+        torch._dynamo.reset()
+        for dynamic in (False, True):
+            found = gradients(torch.compile(op, fullgraph=True, dynamic=dynamic), inputs)
+            expected = gradients(op, inputs)
+            assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
+
+
+def test_compile_of_other_derivatives():
+    """Dynamo would drop a Function's jvp."""
+    q, k, v = make(requires_grad=False)
+    t = torch.randn_like(q)
+
+    def tangent(q):
+        return torch.func.jvp(lambda q: tuple(fused.attn(q, k, v)), (q,), (t,))[1]
+
+    def tangent_of_output(q):
+        return torch.func.jvp(lambda q: fused.attn_output(q, k, v, scale=0.5), (q,), (t,))[1]
+
+    def of_samples(q):
+        return torch.vmap(fused.attn, (0, None, None))(q.expand(3, *q.shape), k, v).output
+
+    def gradient(q):
+        return torch.func.grad(lambda q: fused.attn_output(q, k, v).square().sum())(q)
+
+    for op in (tangent, tangent_of_output, of_samples, gradient):
+        torch._dynamo.reset()
+        torch.testing.assert_close(torch.compile(op, fullgraph=True)(q), op(q))
+
+
+def test_compile_under_forward_ad():
+    """A tangent from outside of the compiled graph is not dropped silently."""
+    q, k, v = make(requires_grad=False)
+    torch._dynamo.reset()
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(q, torch.ones_like(q))
+        expected = forward_ad.unpack_dual(fused.attn_output(dual, k, v)).tangent
+        try:
+            found = torch.compile(fused.attn_output, fullgraph=True)(dual, k, v)
+        except RuntimeError:
+            return
+        torch.testing.assert_close(forward_ad.unpack_dual(found).tangent, expected)
+
+
+def test_export():
+    class Module(torch.nn.Module):
+        def forward(self, q, k, v):
+            return fused.attn(q, k, v).output + fused.attn_output(q, k, v, is_causal=True)
+
+    inputs = tuple(make(requires_grad=False))
+    for strict in (False, True):
+        program = torch.export.export(Module(), inputs, strict=strict)
+        assert torch.equal(program.module()(*inputs), Module()(*inputs))
+
+
+@pytest.mark.parametrize("wide", (False, True))
+def test_opcheck(wide):
+    """Of all four operators, fused and composed."""
+    q, k, v = make(2, d=1025 if wide else 4, dtype=torch.float)
+    grads = torch.randn(2, 3, 6), torch.randn(2, 3, 5)
+    mask = [True, False, True]
+    with torch.no_grad():
+        attn = OPS.attn(q, k, v)[1]
+    for op, args in (
+        (OPS.attn, (q, k, v)),
+        (OPS._attn_backward, (*grads, q, k, v, attn, mask)),
+        (OPS.attn_output, (q, k, v)),
+        (OPS._attn_output_backward, (grads[0], q, k, v, True, 0.5, mask)),
+    ):
+        checks = torch.library.opcheck(op.default, args)
+        assert set(checks.values()) == {"SUCCESS"}, (op, checks)
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.half))
+def test_autocast(dtype):
+    inputs = make(dtype=torch.float)
+    lower = [x.detach().to(dtype).requires_grad_() for x in inputs]
+    with torch.autocast("cpu", dtype):
+        found = *fused.attn(*inputs), fused.attn_output(*inputs)
+    expected = *fused.attn(*lower), fused.attn_output(*lower)
+    assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
+    found[2].sum().backward()
+    assert inputs[0].grad.dtype == torch.float
+
+
+def test_a_gradient_that_is_not_asked_for_is_not_computed():
+    q, k, v = make()
+    q.requires_grad_(False)
+    assert OPS._attn_backward(
+        torch.ones(3, 6).double(), None, q, k, v, torch.zeros(3, 5).double(), [False, False, True]
+    )[:2] == (None, None)
+
+
+def test_memory_of_attn_output():
+    """Also under torch.func, the m x n matrix is nowhere."""
+    inputs = make(m=8192, n=8192, d=8, e=8, dtype=torch.float, requires_grad=False)
+    run = torch.func.grad(lambda q, k, v: fused.attn_output(q, k, v).sum(), (0, 1, 2))
+    run(*(x[:64] for x in inputs))
+    with torch.profiler.profile(profile_memory=True) as profiled:
+        run(*inputs)
+    assert max(event.cpu_memory_usage for event in profiled.events()) < 2**22
+
+
+def test_leaks_nothing():
+    q, k, v = make(dtype=torch.float)
+    plain = [x.detach() for x in (q, k, v)]
+
+    def wrong():
+        with pytest.raises(RuntimeError, match="^attn: k"):
+            fused.attn(q, k, v[1:])
+
+    for run, count in (
+        (lambda: fused.attn(*plain), 1_000_000),
+        (lambda: torch.autograd.grad(fused.attn_output(q, k, v).sum(), q), 100_000),
+        (wrong, 10_000),
+    ):
+        for _ in range(count // 50):
+            run()
+        before = psutil.Process().memory_info().rss
+        for _ in range(count):
+            run()
+        assert psutil.Process().memory_info().rss - before < 2**20 + 16 * count
+
+
+def test_audit():
+    """Of PyTorch the libraries need only what is on the stable ABI, since 2.10."""
+    audit = Path(sys.executable).parent / "torch-abi-audit"
+    if not audit.exists():
+        pytest.skip("torch-abi-audit is not installed: it needs Python 3.11")
+    folder = Path(torch_attn.__file__).parent
+    done = subprocess.run([audit, "--check=torch", folder], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"^ *Torch ABI: *STABLE$", done.stdout, re.M)
+    assert re.search(r"^ *Min torch: *2\.10\.0$", done.stdout, re.M)
+
+
+def test_size():
+    wheel = os.environ.get("TORCH_ATTN_WHEEL")
+    if wheel is None:
+        pytest.skip("TORCH_ATTN_WHEEL does not name the wheel")
+    assert Path(wheel).stat().st_size < 1e6
