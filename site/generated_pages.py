@@ -12,7 +12,7 @@ import capability_table
 
 from commands.bench import figures
 from fork.overlay import RELEASES, Commit, Stack
-from fork.suites import HEADS, Record
+from fork.suites import Record, ReleasesRecord
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTES = (
@@ -83,7 +83,7 @@ def results_table(stack: Stack) -> str:
     rows = [
         (f"[{name}](generated/stack/{name}.md)", *cells) for name, *cells in Record(stack).rows()
     ]
-    return "\n".join(table(HEADS, rows)) + "\n"
+    return "\n".join(table(Record.heads, rows)) + "\n"
 
 
 def figures_table() -> str:
@@ -92,14 +92,17 @@ def figures_table() -> str:
     return "\n".join(table(("figures", "measured on", "of which kernel"), rows)) + "\n"
 
 
-def releases_table() -> str:
-    rows = []
+def releases_table(stack: Stack) -> str:
+    """What each release is used for, and what passed on it with each Python."""
+    record, rows = ReleasesRecord(stack), []
     for entry in RELEASES:
         words = ["the default"] if entry.get("default") else []
-        words += ["with PyTorch's own test suites"] if entry.get("suites") else []
-        graft = ", ".join(["yes", *words]) if entry.get("graft") else ""
-        rows.append((entry["torch"], "yes", graft))
-    return "\n".join(table(("PyTorch", "anchors match", "graft and tests"), rows)) + "\n"
+        words += ["PyTorch's own suites"] if entry.get("suites") else []
+        tried = [cells for cells in record.rows() if cells[0].split()[0] == entry["torch"]]
+        for name, *cells in tried or [(entry["torch"], *("" for _ in record.heads[1:]))]:
+            rows.append((name, ", ".join(words), *cells))
+    first, *others = record.heads
+    return "\n".join(table((first, "used for", *others), rows)) + "\n"
 
 
 def note(name: str) -> str:
@@ -117,7 +120,7 @@ def write_pages(source: Path) -> None:
     pages["generated/series.md"] = series_page(stack)
     pages["generated/results-table.inc"] = results_table(stack)
     pages["generated/figures-table.inc"] = figures_table()
-    pages["generated/releases-table.inc"] = releases_table()
+    pages["generated/releases-table.inc"] = releases_table(stack)
     pages |= capability_table.pages()
     pages |= {f"notes/{name}": note(name) for name in NOTES}
     for folder in ("generated", "notes"):

@@ -23,6 +23,7 @@ LESSONS = sorted((ROOT / "course").glob("[0-9][0-9]_*.py"))
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
     *(ROOT / name for name in ("fork/README.md", "stack/README.md")),
+    ROOT / "extension/README.md",
     *sorted((ROOT / "site").glob("*.md")),
     *sorted((ROOT / "docs/source/notes").glob("*.md")),
     ROOT / "course/GALLERY_HEADER.rst",
@@ -38,7 +39,7 @@ MAKEFILES = "".join((ROOT / name).read_text() for name in ("Makefile", f"{PROJEC
 TARGETS = {PROJECT, "log_cosh", *re.findall(r"^([a-z][\w-]*):", MAKEFILES, re.M)}
 # In plain text, too: `make x` and `python -m fork x`, in a table or a sentence.
 INLINE = re.compile(r"`((?:make|(?:\.venv/bin/)?python -m fork) [^`]+)`")
-PROGRAMS = {"cd", "ghstack", "git", "make", "pip", "python"}
+PROGRAMS = {"apt-get", "cd", "ghstack", "git", "make", "pip", "python"}
 # What only a command makes, or the reader has.
 ELSEWHERE = re.compile(r"[~/$]|(build|dist|patches)(/|$)|.*pytorch")
 OVERLAY = {file.read_text() for file in Stack(ROOT).tree().values()}
@@ -71,7 +72,8 @@ def name(page):
     return page.relative_to(ROOT).as_posix()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
+# The extension's own tests run the code of its page.
+@pytest.mark.parametrize("page", [x for x in PAGES if x.parent.name != "extension"], ids=name)
 def test_python(page):
     """Each page from its top, in a namespace of its own."""
     for example in Sybil(parsers=[PythonCodeBlockParser()]).parse(page):
