@@ -372,11 +372,14 @@ class AttnProcesses(MultiProcessTestCase):
         super().setUp()
         self._spawn_processes()
 
+    # A thread of gloo may have yet to drop the last tensors, for which it needs the GIL. A
+    # group that is destroyed waits for that thread, with the GIL before 2.8 (#154976), and
+    # after the end of Python the thread would abort the process (#190489).
+    destroy_pg_upon_exit = False
+
     @classmethod
     def _run(cls, *args, **kwargs) -> None:
         super()._run(*args, **kwargs)
-        # A thread of gloo may have yet to drop the last tensors. After the end of Python
-        # that would abort the process (#190489).
         os._exit(0)
 
     @contextmanager
@@ -389,7 +392,10 @@ class AttnProcesses(MultiProcessTestCase):
             "gloo", store=store, rank=self.rank, world_size=self.world_size
         )
         yield
-        dist.barrier()
+        # A process that ends closes its connections, so all of them end together.
+        done = [f"done {rank}" for rank in range(self.world_size)]
+        store.set(done[self.rank], "")
+        store.wait(done)
 
     @contextmanager
     def case(self, name: str) -> Iterator[None]:
