@@ -24,7 +24,7 @@ from fork.project import PROJECT
 from fork.suites import SUMMARY, environment, finish, own_files, run_suites, table
 
 PUBLISHED = "bench/published"
-SCRIPTS = ("bench", "lengths", "stages", "ways")
+SCRIPTS = ("bench", "lengths", "ring", "stages", "ways")
 NATIVE_FOLDER = "aten/src/ATen/native/"
 
 # All of it takes MINUTES, the graft included; REST of these are for the plot.
@@ -61,8 +61,8 @@ ARGS = click.argument("args", nargs=-1, type=click.UNPROCESSED)
     type=click.Choice(SCRIPTS),
     default="bench",
     show_default=True,
-    help="Of bench/: `lengths` is attn_output over the length, `stages` where the time goes, "
-    "`ways` what other ways to have the operator cost.",
+    help="Of bench/: `lengths` is attn_output over the length, `ring` over processes, `stages` "
+    "where the time goes, `ways` what other ways to have the operator cost.",
 )
 @PUBLISH
 @ARGS

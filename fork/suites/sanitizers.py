@@ -13,7 +13,7 @@ from fork.suites.run import TWO_THREADS
 CAPABILITIES = ("default", "avx2", "avx512")
 # Test files that end so are not run. The first ones start compilers and processes, to run what
 # other files run too; test_*_tanh.py runs the same few lines for every number.
-LEFT_OUT = ("aot_inductor", "compile", "cpp", "dtensor", "examples", "flops", "tanh")
+LEFT_OUT = ("aot_inductor", "compile", "cpp", "dtensor", "examples", "flops", "ring", "tanh")
 OPTIONS = {
     # Python keeps much until it ends, so leaks mean nothing. No vector reaches across a redzone.
     "ASAN_OPTIONS": "detect_leaks=0:redzone=256",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -32,16 +33,18 @@ PAGES = [
 FENCE = re.compile(r"^(`{3,})(.*?)\n(.*?)^\1", re.M | re.S)
 BLOCK = re.compile(r"^\.\. code-block:: (\S+)\n\n((?:   .*\n|\n)+)", re.M)  # reStructuredText's
 INDENTED = re.compile(r"(?:^|(?<=\n\n))((?:    .*\n)+)")
-LANGUAGES = {"sh", "python", "text"}
+LANGUAGES = ("python", "sh", "text")
 DIRECTIVES = {"{image}", "{include}", "{toctree}", "{eval-rst}", "{math}"}  # MyST's
 MAKEFILES = "".join((ROOT / name).read_text() for name in ("Makefile", f"{PROJECT}.mk"))
 # The first target is the project's name: of this folder, and of the one in the example of `--into`.
 TARGETS = {PROJECT, "log_cosh", *re.findall(r"^([a-z][\w-]*):", MAKEFILES, re.M)}
 # In plain text, too: `make x` and `python -m fork x`, in a table or a sentence.
 INLINE = re.compile(r"`((?:make|(?:\.venv/bin/)?python -m fork) [^`]+)`")
-PROGRAMS = {"apt-get", "cd", "ghstack", "git", "make", "pip", "python"}
+PROGRAMS = {"apt-get", "cd", "ghstack", "git", "make", "pip", "python", "torchrun"}
+# As torchrun sets them.
+ONE_PROCESS = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
 # What only a command makes, or the reader has.
-ELSEWHERE = re.compile(r"[~/$]|(build|dist|patches)(/|$)|.*pytorch")
+ELSEWHERE = re.compile(r"[~/$]|(build|dist|patches)(/|$)|.*pytorch|ring\.py$")
 OVERLAY = {file.read_text() for file in Stack(ROOT).tree().values()}
 STEPS = {
     title
@@ -74,10 +77,24 @@ def name(page):
 
 # The extension's own tests run the code of its page.
 @pytest.mark.parametrize("page", [x for x in PAGES if x.parent.name != "extension"], ids=name)
-def test_python(page):
+def test_python(page, monkeypatch):
     """Each page from its top, in a namespace of its own."""
+    for variable, value in ONE_PROCESS.items():
+        monkeypatch.setenv(variable, value)
     for example in Sybil(parsers=[PythonCodeBlockParser()]).parse(page):
         example.evaluate()
+
+
+def test_the_ring_of_two_processes(tmp_path):
+    """What site/ring.md shows is what its first code prints."""
+    found = fences(ROOT / "site" / "ring.md")
+    code, command, printed = (next(x for y, x in found if y == kind) for kind in LANGUAGES)
+    (tmp_path / "ring.py").write_text(code)
+    words = shlex.split(command)
+    run = [sys.executable, "-m", "torch.distributed.run", *words[1:]]
+    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == printed.splitlines()
 
 
 def test_there_is_python():
@@ -87,7 +104,7 @@ def test_there_is_python():
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_every_fence_says_what_it_is(page):
-    assert {language for language, _ in fences(page)} <= LANGUAGES
+    assert {language for language, _ in fences(page)} <= set(LANGUAGES)
     if page.suffix != ".md":  # no code in another form
         assert "```" not in prose(page)
         assert not re.search(r"^(?!\s*\.\. ).*::$", prose(page), re.M)

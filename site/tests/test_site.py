@@ -160,7 +160,7 @@ def test_what_is_cut_has_a_shade(browser, site, page, box, theme):
 
 
 @pytest.mark.parametrize(
-    ("page", "plots"), [("index.html", 1), ("speed.html", 2), ("lengths.html", 1)]
+    ("page", "plots"), [("index.html", 1), ("speed.html", 2), ("lengths.html", 1), ("ring.html", 1)]
 )
 def test_plots_are_of_the_page_s_width(browser, site, page, plots):
     """Each is shown once, and at a telephone's width its letters are nearly as large as drawn."""

@@ -495,6 +495,42 @@ def test_what_is_measured_over_the_length_computes_the_same():
     assert max(found.values()) < 1e-5, found
 
 
+def test_ring(tmp_path):
+    """Two processes, by the clock and by the loopback device; what the model says of more."""
+    pytest.importorskip("matplotlib")
+    import ring
+
+    def row(mode, n, alone, together):
+        seconds = {"alone": [alone] * 3, "ring": [together] * 3}
+        sent = 1 << 20
+        return {"mode": mode, "n": n, "seconds": seconds, "sent": sent, "flops": 2e9}
+
+    rows = [row(mode, 4096, 2.0, 1.25) for mode in ring.MODES]
+    about_it = {"machine": about([])["machine"], "bandwidth": 1e10, "block": 1024}
+    ring.write(about_it | {"rows": rows}, tmp_path)
+    text = (tmp_path / "cpu-ring.md").read_text()
+    # k and v of 2048 rows are 1 MiB, which each rank sends once.
+    assert "| 4096 | forward | 2 s | 1.25 s | 0.80 | 1.0 MiB | 1.00 |" in text
+    assert "1 GFLOP/s" in text
+    assert "By the model" in (tmp_path / "cpu-ring-narrow.svg").read_text()
+
+
+@pytest.mark.parametrize("mode", ["output", "output step", "causal", "causal step"])
+def test_the_model_of_the_ring(mode):
+    pytest.importorskip("matplotlib")
+    import ring
+
+    def share(n=1 << 17, ranks=8, rate=1e11, bandwidth=1e10):
+        return ring.model(n, ranks, mode, rate, bandwidth, block=1024)
+
+    assert share() > 0.95
+    assert share(bandwidth=1e6) < share(bandwidth=1e7) < share()
+    assert share(rate=1e14) < share()
+    # No more ranks work than there are blocks, or pairs of blocks.
+    homes = 128 if mode.startswith("output") else 64
+    assert share(ranks=8 * homes) < 0.2 < 0.9 * share(ranks=homes)
+
+
 def test_stages(tmp_path, monkeypatch):
     """They are compiled from the installed kernel, for each instruction set."""
     pytest.importorskip("matplotlib")
