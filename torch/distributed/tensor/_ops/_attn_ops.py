@@ -116,12 +116,16 @@ _SHARED: Row = (Shard(0), Shard(0), _R, _R)
 _SHARED_BACKWARD: Row = (Shard(0), _P, _P, Shard(0), Shard(0), _R, _R)
 
 
+# What a replicated tensor can be made: an average only in newer releases.
+_MADE = getattr(Partial, "LINEAR_REDUCE_OPS", ("sum",))
+
+
 def _fits(wanted: Placement, given: Placement) -> bool:
     """Whether what is given can be made what is wanted: not every release asks that."""
     if not wanted.is_partial():
         return True
     if not given.is_partial():
-        return wanted.reduce_op == "sum"  # only newer ones make an average
+        return wanted.reduce_op in _MADE
     # Not == : a subclass of Partial is no plain sum, and may compare equal to one.
     return type(given) is Partial and given.reduce_op == wanted.reduce_op
 
