@@ -42,10 +42,15 @@ MODES = {
     "causal step": "causal step",
 }
 LOOKS = (("#d55e00", "o"), ("#2f8fd0", "^"), ("#e69f00", "P"), ("#1a9e77", "v"))
-# What the model is asked.
+# The table of the model has these.
 MODEL_RANKS = (2, 8, 32, 128, 512)
 MODEL_LENGTHS = (1 << 14, 1 << 17, 1 << 20)
 FASTER = 100  # times the rate of this machine's core: a device with links of the same bandwidth
+
+
+def kind_of(mode: str) -> tuple[bool, bool]:
+    """Returns whether a mode is causal, and whether it has a backward."""
+    return "causal" in mode, "step" in mode
 
 
 def model(
@@ -56,7 +61,7 @@ def model(
     A step computes while k and v are sent: it takes as long as the longer of the two. Gradients of
     k and v are sent after a step, and have one pair's time to arrive.
     """
-    is_causal, is_step = mode.startswith("causal"), mode.endswith("step")
+    is_causal, is_step = kind_of(mode)
     blocks = -(-n // block)
     homes = -(-blocks // 2) if is_causal else blocks
     rows = -(-homes // ranks) * (2 if is_causal else 1) * block  # of the rank that has most
@@ -85,7 +90,7 @@ def runs_of(mode: str, n: int, mesh: dist.DeviceMesh) -> dict[str, Callable]:
     """Returns what a rank calls: the first rank alone, and all of them."""
     from torch.distributed.tensor.experimental._attn_ring import attn_output_ring
 
-    is_causal, is_step = mode.startswith("causal"), mode.endswith("step")
+    is_causal, is_step = kind_of(mode)
     generator = torch.Generator().manual_seed(0)
     whole = [torch.randn(n, WIDTH, generator=generator) / 8 for _ in range(4)]
     shards = [x.chunk(mesh.size())[mesh.get_local_rank()].clone() for x in whole]
@@ -143,7 +148,7 @@ def process(rank: int, store: str, lengths: list[int], found: multiprocessing.Si
 def sent_by_model(row: dict) -> float:
     """Returns the bytes that a rank sends: k and v, their gradients, and what is exchanged."""
     shard = row["n"] // RANKS * WIDTH * 4
-    is_causal, is_step = row["mode"].startswith("causal"), row["mode"].endswith("step")
+    is_causal, is_step = kind_of(row["mode"])
     passes = (RANKS - 1) * 2 * (2 if is_step else 1) + (RANKS * 2 if is_step else 0)
     exchanged = (4 + (4 + 3 if is_step else 0)) / 2 if is_causal else 0
     return shard * (passes + exchanged)

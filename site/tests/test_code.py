@@ -41,7 +41,7 @@ TARGETS = {PROJECT, "log_cosh", *re.findall(r"^([a-z][\w-]*):", MAKEFILES, re.M)
 # In plain text, too: `make x` and `python -m fork x`, in a table or a sentence.
 INLINE = re.compile(r"`((?:make|(?:\.venv/bin/)?python -m fork) [^`]+)`")
 PROGRAMS = {"apt-get", "cd", "ghstack", "git", "make", "pip", "python", "torchrun"}
-# As torchrun sets them.
+# torchrun sets these variables; here, to those of one process.
 ONE_PROCESS = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
 # What only a command makes, or the reader has.
 ELSEWHERE = re.compile(r"[~/$]|(build|dist|patches)(/|$)|.*pytorch|ring\.py$")
