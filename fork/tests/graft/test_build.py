@@ -472,8 +472,9 @@ def test_our_libtorch_stands_for_upstreams(grafted):
     assert {*dynamic(theirs, "NEEDED")} - {"libpthread.so.0"} <= {*dynamic(ours, "NEEDED")}
     symbols = ["nm", "--dynamic", "--defined-only", "--format=posix", theirs]
     names = (line.split()[0] for line in subprocess.check_output(symbols, text=True).splitlines())
-    # Some wheels have copies of what the C++ library of their build machine lacked: std::.
-    own = {name for name in names if not re.match(r"_Z(T\w)?(N[KRO]*)?St", name)}
+    # Some wheels have copies of what the C++ library of their build machine lacked: std::, and
+    # operator delete (dl).
+    own = {name for name in names if not re.match(r"_Z(dl|(T\w|GTt)?(N[KRO]*)?St)", name)}
     assert own <= {"__bss_start", "_edata", "_end", "_init", "_fini"}
 
 
