@@ -772,7 +772,8 @@ class TestAttnExport(CompileTestCase):
         decomposed = program.run_decompositions()
         self.assertFalse(of_attn(calls(decomposed.graph_module)))
         for op in calls(decomposed.graph_module):
-            if isinstance(op, torch._ops.OpOverload):
+            # PyTorch 2.8 has assertions without the tag.
+            if isinstance(op, torch._ops.OpOverload) and op._schema.returns:
                 self.assertIn(torch.Tag.core, op.tags, msg=str(op))
 
         buffer = io.BytesIO()
