@@ -1,6 +1,10 @@
 #pragma once
 
+#include <ATen/native/cpu/AttnBackwardArgs.h>
 #include <ATen/native/cpu/AttnForward.h>
+
+#include <array>
+#include <tuple>
 
 namespace at::native::attn_cpu {
 inline namespace CPU_CAPABILITY {
@@ -125,35 +129,50 @@ struct Grid {
   }
 };
 
-// With S̄ = scale (grad_output vᵀ + grad_attn) (1 - attn²), or 0 where attn is
-// masked:
+// Computes the gradients of args.gradients(). With S̄ = scale (grad_output vᵀ +
+// grad_attn) (1 - attn²), or 0 where attn is masked, these are
 //   grad_q = S̄ k, grad_k = S̄ᵀ q, grad_v = attnᵀ grad_output
-template <typename S, typename Tiles>
-void backward_by(const BackwardArgs<S>& args, const Runtime& runtime) {
+template <typename S, typename Tiles, typename Args>
+void backward_by(const Args& args, const Runtime& runtime) {
   using T = typename Tiles::T;
   const auto [batch, m, n, d, e] = args.sizes;
   const Grid<Tiles> grid(args.sizes);
   const auto tiles = grid.row_blocks * grid.col_blocks;
-  const auto cols = std::min(grid.cols, n);
+  const auto rows = std::min(grid.rows, m), cols = std::min(grid.cols, n);
   const auto group = args.group;
   const auto groups = batch / group;
+
+  // How a gradient is divided into blocks, and what each is a sum of. `places`
+  // are where a sample has its blocks, `group` samples or 1 in one place.
+  const auto gradients = args.gradients();
+  struct Blocks {
+    int64_t count, addends, stride, size;
+  };
+  const auto blocks_of = [&](const Gradient<S>& x) -> Blocks {
+    if (!x.grad) {
+      return {0, 1, 1, 0};
+    }
+    const auto width = x.grad[0].cols;
+    if (x.of_rows) {
+      return {grid.row_blocks, grid.col_blocks, 1, rows * width};
+    }
+    const auto addends = group * grid.row_blocks;
+    return {grid.col_blocks, addends, grid.col_blocks, cols * width};
+  };
 
   // Groups of samples are processed some at a time, which bounds the memory of
   // sums and of totals in T. If each group is one thread's, there is one set a
   // thread.
   constexpr int64_t MAX_TOTALS = 1 << 22, MAX_SUMS = 1 << 15;
   constexpr bool has_totals = !std::is_same_v<T, S>;
-  const bool q_shared = grid.col_blocks > 1,
-             columns_shared = group * grid.row_blocks > 1;
-  const auto sums = (q_shared ? group * grid.row_blocks : 0) +
-                    (columns_shared ? 2 * grid.col_blocks : 0);
-  const auto q_size = std::min(grid.rows, m) * d;
-  const auto k_size = cols * d, v_size = cols * e;
-  const auto totals =
-      !has_totals
-          ? 0
-          : (q_shared ? group * grid.row_blocks * q_size : 0) +
-                (columns_shared ? grid.col_blocks * (k_size + v_size) : 0);
+  int64_t sums = 0, totals = 0, largest = 0;
+  for (const auto& x : gradients) {
+    const auto blocks = blocks_of(x);
+    const auto of_group = (x.of_rows ? group : 1) * blocks.count;
+    sums += blocks.addends > 1 ? of_group : 0;
+    totals += has_totals && blocks.addends > 1 ? of_group * blocks.size : 0;
+    largest = std::max(largest, blocks.size);
+  }
   const auto threads = runtime.threads(2 * args.sizes.work());
   constexpr int64_t GROUPS = 8;
   const bool by_groups = threads == 1 || groups >= GROUPS * threads;
@@ -166,64 +185,46 @@ void backward_by(const BackwardArgs<S>& args, const Runtime& runtime) {
                       1,
                       groups);
   const auto samples = groups_at_once * group;
-  const auto step =
-      by_groups
-          ? group * tiles * tasks_at_once(groups, threads)
-          : tasks_at_once(
-                samples * tiles, threads, std::max({q_size, k_size, v_size}));
-  const typename Tiles::Layout layout(args.sizes, grid.rows, cols, !args.attn);
+  const auto step = by_groups
+                        ? group * tiles * tasks_at_once(groups, threads)
+                        : tasks_at_once(samples * tiles, threads, largest);
+  const typename Tiles::Layout layout(args, grid.rows, cols);
   const Scratch<T> scratch(threads, layout.size, runtime);
   Progress progress;
 
   for (int64_t begin = 0; begin < batch && !progress.failed();
        begin += samples) {
     const auto count = std::min(samples, batch - begin);
-    const auto blocks_of = [&](bool wanted,
-                               int64_t places,
-                               int64_t blocks,
-                               int64_t addends,
-                               int64_t stride,
-                               int64_t size) {
+    const auto make_sums = [&](const Gradient<S>& x) {
+      const auto [blocks, addends, stride, size] = blocks_of(x);
+      const auto places =
+          by_groups ? threads : (x.of_rows ? count : count / group);
       return GradBlocks<S, Tiles>(
-          wanted ? places * blocks : 0,
+          places * blocks,
           addends,
           stride,
-          wanted ? size : 0,
-          wanted && !by_groups ? slots_for(size, threads, step) : 0,
+          size,
+          size > 0 && !by_groups ? slots_for(size, threads, step) : 0,
           runtime,
           progress);
     };
-    auto q_grad = blocks_of(
-        bool(args.grad_q),
-        by_groups ? threads : count,
-        grid.row_blocks,
-        grid.col_blocks,
-        1,
-        q_size);
-    const auto columns_of = [&](bool wanted, int64_t size) {
-      return blocks_of(
-          wanted,
-          by_groups ? threads : count / group,
-          grid.col_blocks,
-          group * grid.row_blocks,
-          grid.col_blocks,
-          size);
-    };
-    auto k_grad = columns_of(bool(args.grad_k), k_size);
-    auto v_grad = columns_of(bool(args.grad_v), v_size);
+    auto all_sums = std::apply(
+        [&](const auto&... x) {
+          return std::array<GradBlocks<S, Tiles>, sizeof...(x)>{
+              make_sums(x)...};
+        },
+        gradients);
     run_in_order(
         runtime,
         count * tiles,
         step,
         threads,
         progress,
-        [&, m = m, n = n, d = d, e = e](int64_t task, int64_t thread) {
+        [&, m = m, n = n](int64_t task, int64_t thread) {
           const auto [sample, tile] = divide(task, tiles);
           const auto [row_block, col_block] = divide(tile, grid.col_blocks);
           const auto b = begin + sample;
           const auto [in_group, member] = divide(sample, group);
-          const auto q_place = by_groups ? thread : sample;
-          const auto place = by_groups ? thread : in_group;
           const auto i = row_block * grid.rows;
           const auto j = col_block * grid.cols;
           const auto tile_rows = std::min(grid.rows, m - i);
@@ -238,58 +239,39 @@ void backward_by(const BackwardArgs<S>& args, const Runtime& runtime) {
           Tiles operations(layout, scratch[thread]);
           if (!is_masked(row_block, col_block)) {
             operations.start(
-                {args.q[b].block(i, 0, tile_rows, d),
-                 args.k[b].block(j, 0, tile_cols, d),
-                 args.v[b].block(j, 0, tile_cols, e),
-                 args.attn[b].block(i, j, tile_rows, tile_cols),
-                 args.grad_output[b].block(
-                     i, 0, tile_rows, args.grad_output ? e : 0),
-                 args.grad_attn[b].block(i, j, tile_rows, tile_cols),
-                 args.form.block(i, j)},
-                args.grad_q || args.grad_k);
+                args.tile(b, i, j, tile_rows, tile_cols), args.has_scores());
           }
-          if (args.grad_q) {
-            q_grad.add(
-                task,
-                q_place * grid.row_blocks + row_block,
-                col_block,
-                args.grad_q[b].block(i, 0, tile_rows, d),
-                [&](bool accumulate, auto* dst) {
-                  operations.add_grad_q(accumulate, dst);
-                },
-                [&, row_block = row_block](int64_t turn) {
-                  return is_masked(row_block, turn);
-                });
-          }
-          const auto add_to_columns = [&,
-                                       place,
-                                       col_block = col_block,
-                                       turn = member * grid.row_blocks +
-                                              row_block](
-                                          const MatrixBatch<S>& grads,
-                                          GradBlocks<S, Tiles>& blocks,
-                                          int64_t width,
-                                          const auto& multiply) {
-            if (grads) {
-              blocks.add(
+          for (const auto index : c10::irange(gradients.size())) {
+            const auto& [grad, of_rows] = gradients[index];
+            if (!grad) {
+              continue;
+            }
+            const auto whole = grad[b];
+            const auto multiply = [&](bool accumulate, auto* dst) {
+              operations.add(index, accumulate, dst);
+            };
+            if (of_rows) {
+              all_sums[index].add(
                   task,
-                  place * grid.col_blocks + col_block,
-                  turn,
-                  grads[b].block(j, 0, tile_cols, width),
+                  (by_groups ? thread : sample) * grid.row_blocks + row_block,
+                  col_block,
+                  whole.block(i, 0, tile_rows, whole.cols),
                   multiply,
-                  [&](int64_t next) {
-                    return is_masked(next % grid.row_blocks, col_block);
+                  [&, row_block = row_block](int64_t turn) {
+                    return is_masked(row_block, turn);
+                  });
+            } else {
+              all_sums[index].add(
+                  task,
+                  (by_groups ? thread : in_group) * grid.col_blocks + col_block,
+                  member * grid.row_blocks + row_block,
+                  whole.block(j, 0, tile_cols, whole.cols),
+                  multiply,
+                  [&, col_block = col_block](int64_t turn) {
+                    return is_masked(turn % grid.row_blocks, col_block);
                   });
             }
-          };
-          add_to_columns(
-              args.grad_k, k_grad, d, [&](bool accumulate, auto* dst) {
-                operations.add_grad_k(accumulate, dst);
-              });
-          add_to_columns(
-              args.grad_v, v_grad, e, [&](bool accumulate, auto* dst) {
-                operations.add_grad_v(accumulate, dst);
-              });
+          }
         });
   }
 }

@@ -22,7 +22,7 @@ class FmaBackward {
   static constexpr int64_t MIN_TILE = 96;
 
   // Offsets in the scratch memory, in elements of T, for tiles of at most
-  // `rows` rows and `cols` columns of attn, which is made again or not.
+  // `rows` rows and `cols` columns of attn.
   struct Layout {
     bool transposed;
     ScratchLayout scratch;
@@ -31,6 +31,10 @@ class FmaBackward {
     typename Scores<S>::Layout grads, scores;
     int64_t tile, attn_tile, grad_tile, products, size;
 
+    Layout(const BackwardArgs<S>& args, int64_t rows, int64_t cols)
+        : Layout(args.sizes, rows, cols, !args.attn) {}
+
+   private:
     Layout(const Sizes& sizes, int64_t rows, int64_t cols, bool makes_attn)
         : transposed(Few::fits(cols) && sizes.m > sizes.n),
           few(scratch, std::max(rows, cols)),
@@ -116,27 +120,19 @@ class FmaBackward {
     finish(rows, cols, has_grad, form);
   }
 
+  // Adds to one of BackwardArgs' gradients: S̄ k, S̄ᵀ q or attnᵀ grad_output.
   template <typename O>
-  void add_grad_q(bool accumulate, O* total) {
-    add_to(accumulate, rows_, {tile_, ld_, transposed_}, k_, total);
-  }
-  template <typename O>
-  void add_grad_k(bool accumulate, O* total) {
-    add_to(accumulate, cols_, {tile_, ld_, !transposed_}, q_, total);
-    clear_masked(accumulate, q_.cols, total);
-  }
-  template <typename O>
-  void add_grad_v(bool accumulate, O* total) {
-    add_to(
-        accumulate,
-        cols_,
-        {attn_tile_, ld_, !transposed_},
-        grad_output_,
-        total);
-    clear_masked(accumulate, grad_output_.cols, total);
+  void add(size_t gradient, bool accumulate, O* total) {
+    if (gradient == 0) {
+      add_product(accumulate, true, tile_, k_, total);
+    } else if (gradient == 1) {
+      add_product(accumulate, false, tile_, q_, total);
+    } else {
+      add_product(accumulate, false, attn_tile_, grad_output_, total);
+    }
   }
 
- private:
+ protected:
   using Fma = FmaProducts<T>;
 
   // tile = scale (tile + grad_attn) (1 - attn²), or 0 where it is masked
@@ -157,11 +153,20 @@ class FmaBackward {
     }
   }
 
-  // Writes zeros in the rows of a total that belong to masked columns.
+  // total (+)= tile x, or tileᵀ x, whose rows that belong to masked columns are
+  // zero
   template <typename O>
-  void clear_masked(bool accumulate, int64_t width, O* total) const {
-    const auto masked = accumulate ? 0 : all_cols_ - cols_;
-    std::fill_n(total + cols_ * width, masked * width, O(0));
+  void add_product(
+      bool accumulate,
+      bool of_rows,
+      const T* tile,
+      const Matrix<const S>& x,
+      O* total) {
+    const auto rows = of_rows ? rows_ : cols_;
+    add_to(accumulate, rows, {tile, ld_, transposed_ == of_rows}, x, total);
+    if (!of_rows && !accumulate) {
+      std::fill_n(total + cols_ * x.cols, (all_cols_ - cols_) * x.cols, O(0));
+    }
   }
 
   // out (+)= a x, where a is a tile or its transpose. An out of lower precision

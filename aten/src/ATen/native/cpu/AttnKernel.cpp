@@ -49,8 +49,7 @@
 //   LONGEST       a tile of few rows or columns is up to this many times longer
 //   MIN_TILE      a tile has at least this many rows and columns, if attn does
 //   start         S̄ = (grad_output vᵀ + grad_attn) (1 - attn²), and attn
-//   add_grad_q, add_grad_k, add_grad_v
-//                 total (+)= S̄ k, S̄ᵀ q, attnᵀ grad_output
+//   add           total (+)= S̄ k, S̄ᵀ q or attnᵀ grad_output
 
 namespace at::native {
 

@@ -111,25 +111,5 @@ struct ForwardArgs {
   Form form = {};
 };
 
-// The gradients that are wanted are contiguous. Those not wanted, and given
-// gradients that are zero, have no data. If attn has no data, it is computed
-// again. Each `group` successive samples share k, v and their gradients.
-template <typename S>
-struct BackwardArgs {
-  Sizes sizes;
-  MatrixBatch<S> grad_q, grad_k, grad_v;
-  MatrixBatch<const S> grad_output, grad_attn, q, k, v, attn;
-  Form form = {};
-  int64_t group = 1;
-};
-
-// The inputs of a tile's backward. A gradient that is zero, and an attn that is
-// not stored, have no data.
-template <typename S>
-struct Tile {
-  Matrix<const S> q, k, v, attn, grad_output, grad_attn;
-  Form form;
-};
-
 } // namespace CPU_CAPABILITY
 } // namespace at::native::attn_cpu

@@ -21,12 +21,12 @@ class VnniBackward {
   static constexpr int64_t MIN_TILE = 192;
 
   // Offsets in the scratch memory, in elements of T, for tiles of at most
-  // `rows` rows and `cols` columns of attn, which is made again or not.
+  // `rows` rows and `cols` columns of attn.
   struct Layout {
     int64_t acc, left, right, tile, attn, size;
 
-    Layout(const Sizes& sizes, int64_t rows, int64_t cols, bool makes_attn) {
-      const auto width = std::max(sizes.d, sizes.e);
+    Layout(const BackwardArgs<S>& args, int64_t rows, int64_t cols) {
+      const auto width = std::max(args.sizes.d, args.sizes.e);
       ScratchLayout layout;
       acc = layout.add(MC * BRGEMM_LD);
       left = layout.add(
@@ -38,7 +38,7 @@ class VnniBackward {
               Products::right_size(width, cols),
               Products::right_size(std::max(rows, cols), width)));
       tile = layout.add(Products::left_size(rows, cols));
-      attn = layout.add(makes_attn ? Products::left_size(rows, cols) : 0);
+      attn = layout.add(args.attn ? 0 : Products::left_size(rows, cols));
       size = layout.size();
     }
   };
@@ -71,20 +71,20 @@ class VnniBackward {
     }
   }
 
+  // Adds to one of BackwardArgs' gradients: S̄ k, S̄ᵀ q or attnᵀ grad_output.
   template <typename O>
-  void add_grad_q(bool accumulate, O* total) {
-    const auto keys = Products::right(right_, matrices_.k);
-    Products::add_product(accumulate, tile_, keys, acc_, total);
-  }
-  template <typename O>
-  void add_grad_k(bool accumulate, O* total) {
-    const Matrix<const S> tile{
-        tile_.data, tile_.rows, tile_.cols, tile_.row_stride, 1};
-    add_transposed(accumulate, tile, matrices_.q, total);
-  }
-  template <typename O>
-  void add_grad_v(bool accumulate, O* total) {
-    add_transposed(accumulate, matrices_.attn, matrices_.grad_output, total);
+  void add(size_t gradient, bool accumulate, O* total) {
+    const auto& [q, k, v, attn, grad_output, grad_attn, form] = matrices_;
+    if (gradient == 0) {
+      const auto keys = Products::right(right_, k);
+      Products::add_product(accumulate, tile_, keys, acc_, total);
+    } else if (gradient == 1) {
+      const Matrix<const S> tile{
+          tile_.data, tile_.rows, tile_.cols, tile_.row_stride, 1};
+      add_transposed(accumulate, tile, q, total);
+    } else {
+      add_transposed(accumulate, attn, grad_output, total);
+    }
   }
 
  private:

@@ -19,13 +19,17 @@ class FmaBackward {
   static constexpr int64_t MIN_TILE = 96;
 
   // Offsets in the scratch memory, in elements of T, for tiles of at most
-  // `rows` rows and `cols` columns of attn, which is made again or not.
+  // `rows` rows and `cols` columns of attn.
   struct Layout {
     ScratchLayout scratch;
     ScratchLayout again; // grad_output vᵀ and q kᵀ use the same memory
     typename Scores<S>::Layout grads, scores;
     int64_t tile, attn_tile, grad_tile, products, size;
 
+    Layout(const BackwardArgs<S>& args, int64_t rows, int64_t cols)
+        : Layout(args.sizes, rows, cols, !args.attn) {}
+
+   private:
     Layout(const Sizes& sizes, int64_t rows, int64_t cols, bool makes_attn)
         : grads(
               scratch,
@@ -89,22 +93,19 @@ class FmaBackward {
     finish(has_grad, form);
   }
 
+  // Adds to one of BackwardArgs' gradients: S̄ k, S̄ᵀ q or attnᵀ grad_output.
   template <typename O>
-  void add_grad_q(bool accumulate, O* total) {
-    add_to(accumulate, rows_, {tile_, ld_}, k_, total);
-  }
-  template <typename O>
-  void add_grad_k(bool accumulate, O* total) {
-    add_to(accumulate, cols_, {tile_, ld_, true}, q_, total);
-    clear_masked(accumulate, q_.cols, total);
-  }
-  template <typename O>
-  void add_grad_v(bool accumulate, O* total) {
-    add_to(accumulate, cols_, {attn_tile_, ld_, true}, grad_output_, total);
-    clear_masked(accumulate, grad_output_.cols, total);
+  void add(size_t gradient, bool accumulate, O* total) {
+    if (gradient == 0) {
+      add_product(accumulate, true, tile_, k_, total);
+    } else if (gradient == 1) {
+      add_product(accumulate, false, tile_, q_, total);
+    } else {
+      add_product(accumulate, false, attn_tile_, grad_output_, total);
+    }
   }
 
- private:
+ protected:
   using Fma = FmaProducts<T>;
 
   // tile = scale (tile + grad_attn) (1 - attn²), or 0 where it is masked
@@ -125,11 +126,20 @@ class FmaBackward {
     }
   }
 
-  // Writes zeros in the rows of a total that belong to masked columns.
+  // total (+)= tile x, or tileᵀ x, whose rows that belong to masked columns are
+  // zero
   template <typename O>
-  void clear_masked(bool accumulate, int64_t width, O* total) const {
-    const auto masked = accumulate ? 0 : all_cols_ - cols_;
-    std::fill_n(total + cols_ * width, masked * width, O(0));
+  void add_product(
+      bool accumulate,
+      bool of_rows,
+      const T* tile,
+      const Matrix<const S>& x,
+      O* total) {
+    const auto rows = of_rows ? rows_ : cols_;
+    add_to(accumulate, rows, {tile, ld_, !of_rows}, x, total);
+    if (!of_rows && !accumulate) {
+      std::fill_n(total + cols_ * x.cols, (all_cols_ - cols_) * x.cols, O(0));
+    }
   }
 
   // out (+)= a x, where a is a tile or its transpose. An out of lower precision
