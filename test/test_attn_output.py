@@ -32,7 +32,6 @@ from torch.testing._internal.common_utils import (
     parametrize,
     run_tests,
 )
-from torch.utils.flop_counter import FlopCounterMode
 
 
 aten = torch.ops.aten
@@ -127,15 +126,6 @@ def both_ways(op, problem, inputs, grad_output):
     inputs = [x.detach().requires_grad_() for x in inputs]
     output = op(*inputs, **problem.options)
     return [output.detach(), *torch.autograd.grad(output, inputs, grad_output)]
-
-
-class Output(torch.nn.Module):
-    def __init__(self, problem):
-        super().__init__()
-        self.is_causal, self.scale = problem.is_causal, problem.scale
-
-    def forward(self, q, k, v):
-        return torch.attn_output(q, k, v, is_causal=self.is_causal, scale=self.scale)
 
 
 class TestAttnOutput(AttnTestCase):
@@ -315,50 +305,6 @@ class TestAttnOutput(AttnTestCase):
         self.assertEqual(output.dtype, dtype)
         (grad_q,) = torch.autograd.grad(output.sum(), q)
         self.assertEqual(grad_q.dtype, torch.float)
-
-    @parametrize("is_causal", (False, True))
-    def test_flops(self, device, is_causal):
-        problem = Problem(sized(5, 3, 2, 4, 6), (1,), is_causal)
-        inputs, grad_output = problem.make(device, torch.float)
-        kept = 1 + 2 + 3 * 3 if is_causal else 5 * 3
-        with FlopCounterMode(display=False) as mode:
-            both_ways(torch.attn_output, problem, inputs, grad_output)
-        flops = mode.get_flop_counts()["Global"]
-        self.assertEqual(flops[aten.attn_output], 2 * 6 * kept * (2 + 4))
-        self.assertEqual(
-            flops[aten._attn_output_backward], 2 * 6 * kept * (3 * 2 + 2 * 4)
-        )
-
-    @parametrize("dynamic", (False, True))
-    @dtypes(torch.float)
-    def test_compile(self, device, dtype, dynamic):
-        """Compiled code gives the same."""
-        problem = Problem(sized(20, 30, 4, 5, 2, 3), (2, 1), True, 0.5)
-        inputs, grad_output = problem.make(device, dtype)
-        op = partial(torch.attn_output, **problem.options)
-        compiled = torch.compile(op, fullgraph=True, dynamic=dynamic)
-        expected = both_ways(torch.attn_output, problem, inputs, grad_output)
-        actual = both_ways(lambda *x, **_: compiled(*x), problem, inputs, grad_output)
-        self.assertEqual(actual, expected)
-
-    @dtypes(torch.float)
-    def test_export(self, device, dtype):
-        """It stays whole, also among the core operators: decomposed it would need m x n."""
-        problem = Problem(sized(20, 30, 4, 5, 2, 3), (2, 1), True, 0.5)
-        inputs, _ = problem.make(device, dtype)
-        exported = torch.export.export(Output(problem), tuple(inputs))
-        program = exported.run_decompositions()
-        nodes = [x for x in program.graph.nodes if x.op == "call_function"]
-        self.assertEqual([x.target for x in nodes], [aten.attn_output.default])
-        self.assertEqual(program.module()(*inputs), Output(problem)(*inputs))
-
-    def test_meta(self, device):
-        problem = Problem(sized(20, 30, 4, 5, 2, 3), (2, 1), True)
-        inputs, grad_output = problem.make("meta", torch.float)
-        results = both_ways(torch.attn_output, problem, inputs, grad_output)
-        self.assertEqual(
-            [x.shape for x in results], [(2, 3, 20, 5), *(x.shape for x in inputs)]
-        )
 
 
 instantiate_device_type_tests(TestAttnOutput, globals())

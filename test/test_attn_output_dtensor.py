@@ -76,6 +76,22 @@ def step(layout, mesh):
     return output, grads, forward.get_total_counts()
 
 
+def second_order(layout, mesh):
+    """The second derivatives, where each input is its own tangent; the same without DTensor; the
+    number of communications.
+    """
+    *inputs, grad_output = make(layout)
+    options = layout.is_causal, 1.0, [True] * 4
+    double_backward = torch.ops.aten._attn_output_double_backward
+    plain = double_backward(grad_output, *inputs, *inputs, *options)
+    placed = [place(x, mesh, y) for x, y in zip(inputs, layout.inputs.split())]
+    grad = place(grad_output, mesh, layout.output.replace("P", "R").replace("A", "R"))
+    with CommDebugMode() as counted:
+        found = double_backward(grad, *placed, *placed, *options)
+    tangent = torch.ops.aten._attn_output_jvp(*placed, *placed, *options[:2])
+    return [tangent, *found], [plain[0], *plain], counted.get_total_counts()
+
+
 class TestAttnOutputSharding(ShardingTestCase):
     @parametrize("layout", LAYOUTS, name_fn=lambda layout: layout.name)
     def test_layout(self, layout):
@@ -84,6 +100,13 @@ class TestAttnOutputSharding(ShardingTestCase):
         if layout.forward == 0:
             self.assert_placed(grads, layout.grads)
         self.assertEqual(communications, layout.forward)
+
+    @parametrize("layout", LAYOUTS, name_fn=lambda layout: layout.name)
+    def test_second_order(self, layout):
+        (_, *found), _, communications = second_order(layout, self.mesh())
+        if layout.forward == 0:
+            self.assert_placed(found, f"{layout.output} {layout.grads}")
+            self.assertEqual(communications, 0)
 
 
 instantiate_parametrized_tests(TestAttnOutputSharding)
@@ -105,6 +128,9 @@ class TestAttnOutputProcesses(AttnProcesses):
                     expected = torch.autograd.grad(plain, leaves, grad_output)
                     output, grads, _ = step(layout, mesh)
                     for x, y in zip((output, *grads), (plain, *expected)):
+                        self.assertEqual(summed(x).full_tensor(), y)
+                    found, expected, _ = second_order(layout, mesh)
+                    for x, y in zip(found, expected):
                         self.assertEqual(summed(x).full_tensor(), y)
 
 

@@ -3,3 +3,5 @@
     "_attn_backward",
     "attn_output",
     "_attn_output_backward",
+    "_attn_output_jvp",
+    "_attn_output_double_backward",

@@ -160,3 +160,58 @@ def _attn_output_backward_meta(
     return tuple(grads)
 
 
+def _check_attn_tangents(
+    op: str,
+    inputs: "tuple[Tensor, Tensor, Tensor]",
+    tangents: "tuple[Tensor | None, ...]",
+) -> None:
+    _check_attn(*inputs, "attn_output", grouped=True)
+    for name, x, tangent in zip("qkv", inputs, tangents):
+        _check_attn_result(op, f"{name}_tangent", tangent, x, x.shape[-1])
+
+
+@register_decomposition(aten._attn_output_jvp.default, type="meta")
+def _attn_output_jvp_meta(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_tangent: "Tensor | None",
+    k_tangent: "Tensor | None",
+    v_tangent: "Tensor | None",
+    is_causal: bool,
+    scale: float,
+) -> Tensor:
+    _check_attn_tangents(
+        "_attn_output_jvp", (q, k, v), (q_tangent, k_tangent, v_tangent)
+    )
+    return q.new_empty((*q.shape[:-1], v.shape[-1]))
+
+
+@register_decomposition(aten._attn_output_double_backward.default, type="meta")
+def _attn_output_double_backward_meta(
+    grad_output: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_tangent: "Tensor | None",
+    k_tangent: "Tensor | None",
+    v_tangent: "Tensor | None",
+    is_causal: bool,
+    scale: float,
+    output_mask: list[bool],
+) -> "tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]":
+    op = "_attn_output_double_backward"
+    _check_attn_tangents(op, (q, k, v), (q_tangent, k_tangent, v_tangent))
+    _check_attn_result(op, "grad_output", grad_output, q, v.shape[-1])
+    # Without a tangent of the scores there is no gradient of v.
+    has_scores = q_tangent is not None or k_tangent is not None
+    has_any = has_scores or v_tangent is not None
+    results = (
+        x.new_empty(x.shape) if wanted and exists else None
+        for x, wanted, exists in zip(
+            (grad_output, q, k, v), output_mask, (has_any, has_any, has_any, has_scores)
+        )
+    )
+    return tuple(results)
+
+

@@ -3,3 +3,5 @@
         aten._attn_backward,
         aten.attn_output,
         aten._attn_output_backward,
+        aten._attn_output_jvp,
+        aten._attn_output_double_backward,

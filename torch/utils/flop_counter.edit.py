@@ -67,8 +67,73 @@ def _attn_output_backward_flop(
     return 2 * prod(batch) * _attn_kept(m, n, is_causal) * columns
 
 
+@register_flop_formula(aten._attn_output_jvp)
+def _attn_output_jvp_flop(
+    q_shape,
+    k_shape,
+    v_shape,
+    q_tangent_shape,
+    k_tangent_shape,
+    v_tangent_shape,
+    is_causal,
+    scale,
+    out_shape=None,
+    **kwargs,
+) -> int:
+    """Count flops for the tangent of attn_output: two products for each tangent."""
+    return _attn_output_double_backward_flop(
+        None,
+        q_shape,
+        k_shape,
+        v_shape,
+        q_tangent_shape,
+        k_tangent_shape,
+        v_tangent_shape,
+        is_causal,
+        scale,
+        (True, False, False, False),
+    )
+
+
+@register_flop_formula(aten._attn_output_double_backward)
+def _attn_output_double_backward_flop(
+    grad_output_shape,
+    q_shape,
+    k_shape,
+    v_shape,
+    q_tangent_shape,
+    k_tangent_shape,
+    v_tangent_shape,
+    is_causal,
+    scale,
+    output_mask,
+    out_shape=None,
+    **kwargs,
+) -> int:
+    """Count flops for the double backward of attn_output: twelve products at most."""
+    *batch, m, d = q_shape
+    n, e = v_shape[-2:]
+    has_q, has_k, has_v = (
+        x is not None for x in (q_tangent_shape, k_tangent_shape, v_tangent_shape)
+    )
+    has_scores = has_q or has_k
+    needs_output, needs_q, needs_k, needs_v = output_mask
+    if not (has_scores or has_v):
+        return 0
+    # attn and its tangent; grad_output vᵀ and its tangent
+    d_products = 1 + has_q + has_k
+    e_products = (has_scores + has_v) * (needs_q or needs_k)
+    # what they are multiplied with
+    d_products += needs_q * (1 + has_k) + needs_k * (1 + has_q)
+    e_products += needs_output * (has_scores + has_v) + needs_v * has_scores
+    columns = d * d_products + e * e_products
+    return 2 * prod(batch) * _attn_kept(m, n, is_causal) * columns
+
+
 # @@ before: aten.baddbmm: baddbmm_flop,
     aten.attn: _attn_flop,
     aten._attn_backward: _attn_backward_flop,
     aten.attn_output: _attn_output_flop,
     aten._attn_output_backward: _attn_output_backward_flop,
+    aten._attn_output_jvp: _attn_output_jvp_flop,
+    aten._attn_output_double_backward: _attn_output_double_backward_flop,

@@ -183,6 +183,85 @@ attn_output_backward_batch_rule(
       samples_of(grad_v));
 }
 
+// The second derivatives, in the same way as the backward.
+std::tuple<Tensor, Bdim> attn_output_jvp_batch_rule(
+    const Tensor& q,
+    Bdim q_bdim,
+    const Tensor& k,
+    Bdim k_bdim,
+    const Tensor& v,
+    Bdim v_bdim,
+    const std::optional<Tensor>& q_tangent,
+    Bdim q_tangent_bdim,
+    const std::optional<Tensor>& k_tangent,
+    Bdim k_tangent_bdim,
+    const std::optional<Tensor>& v_tangent,
+    Bdim v_tangent_bdim,
+    bool is_causal,
+    double scale) {
+  const auto x = with_samples_in_front(
+      {{q, q_bdim},
+       {k, k_bdim},
+       {v, v_bdim},
+       {q_tangent.value_or(Tensor()), q_tangent_bdim},
+       {k_tangent.value_or(Tensor()), k_tangent_bdim},
+       {v_tangent.value_or(Tensor()), v_tangent_bdim}});
+  return std::make_tuple(
+      at::_attn_output_jvp(
+          x[0], x[1], x[2], x[3], x[4], x[5], is_causal, scale),
+      0);
+}
+
+std::tuple<Tensor, Bdim, Tensor, Bdim, Tensor, Bdim, Tensor, Bdim>
+attn_output_double_backward_batch_rule(
+    const Tensor& grad_output,
+    Bdim grad_output_bdim,
+    const Tensor& q,
+    Bdim q_bdim,
+    const Tensor& k,
+    Bdim k_bdim,
+    const Tensor& v,
+    Bdim v_bdim,
+    const std::optional<Tensor>& q_tangent,
+    Bdim q_tangent_bdim,
+    const std::optional<Tensor>& k_tangent,
+    Bdim k_tangent_bdim,
+    const std::optional<Tensor>& v_tangent,
+    Bdim v_tangent_bdim,
+    bool is_causal,
+    double scale,
+    std::array<bool, 4> output_mask) {
+  const auto x = with_samples_in_front(
+      {{grad_output, grad_output_bdim},
+       {q, q_bdim},
+       {k, k_bdim},
+       {v, v_bdim},
+       {q_tangent.value_or(Tensor()), q_tangent_bdim},
+       {k_tangent.value_or(Tensor()), k_tangent_bdim},
+       {v_tangent.value_or(Tensor()), v_tangent_bdim}});
+  auto [output_tangent, grad_q, grad_k, grad_v] =
+      at::_attn_output_double_backward(
+          x[0],
+          x[1],
+          x[2],
+          x[3],
+          x[4],
+          x[5],
+          x[6],
+          is_causal,
+          scale,
+          output_mask);
+  return std::make_tuple(
+      output_tangent,
+      samples_of(output_tangent),
+      grad_q,
+      samples_of(grad_q),
+      grad_k,
+      samples_of(grad_k),
+      grad_v,
+      samples_of(grad_v));
+}
+
 } // namespace
 
 TORCH_LIBRARY_IMPL(aten, FuncTorchBatched, m) {
@@ -190,6 +269,9 @@ TORCH_LIBRARY_IMPL(aten, FuncTorchBatched, m) {
   VMAP_SUPPORT(_attn_backward, attn_backward_batch_rule);
   VMAP_SUPPORT(attn_output, attn_output_batch_rule);
   VMAP_SUPPORT(_attn_output_backward, attn_output_backward_batch_rule);
+  VMAP_SUPPORT(_attn_output_jvp, attn_output_jvp_batch_rule);
+  VMAP_SUPPORT(
+      _attn_output_double_backward, attn_output_double_backward_batch_rule);
 }
 
 } // namespace at::functorch

@@ -50,7 +50,8 @@ std::string dtype_name(const Tensor& x) {
   return c10::str("torch.", c10::getDtypeNames(x.scalar_type()).first);
 }
 
-// A result of attn, or its gradient: q's sizes but for the last one.
+// A result of attn, its gradient, or a tangent of q: as q is, but for the last
+// size.
 void check_attn_result(
     const char* op,
     const char* name,
@@ -220,6 +221,22 @@ void check_attn_output_backward_inputs(
     const Tensor& v) {
   check_attn_output_inputs(q, k, v);
   const char* op = "_attn_output_backward";
+  check_attn_result(op, "grad_output", grad_output, q, v.sym_size(-1));
+}
+
+void check_attn_output_tangents(
+    const char* op,
+    const Tensor& q,
+    const Tensor& k,
+    const Tensor& v,
+    const Tensor& q_tangent,
+    const Tensor& k_tangent,
+    const Tensor& v_tangent,
+    const Tensor& grad_output) {
+  check_attn_output_inputs(q, k, v);
+  check_attn_result(op, "q_tangent", q_tangent, q, q.sym_size(-1));
+  check_attn_result(op, "k_tangent", k_tangent, k, k.sym_size(-1));
+  check_attn_result(op, "v_tangent", v_tangent, v, v.sym_size(-1));
   check_attn_result(op, "grad_output", grad_output, q, v.sym_size(-1));
 }
 

@@ -40,4 +40,16 @@ TORCH_API void check_attn_output_backward_inputs(
     const Tensor& k,
     const Tensor& v);
 
+// The same for what else the second derivatives take; `op` is the operator's
+// name. Of what is undefined nothing is checked.
+TORCH_API void check_attn_output_tangents(
+    const char* op,
+    const Tensor& q,
+    const Tensor& k,
+    const Tensor& v,
+    const Tensor& q_tangent,
+    const Tensor& k_tangent,
+    const Tensor& v_tangent,
+    const Tensor& grad_output = {});
+
 } // namespace at::native

@@ -8,12 +8,16 @@
 #include <ATen/NativeFunctions.h>
 #else
 #include <ATen/ops/_attn_output_backward_native.h>
+#include <ATen/ops/_attn_output_double_backward_native.h>
+#include <ATen/ops/_attn_output_jvp_native.h>
 #include <ATen/ops/attn_output_native.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/tanh_backward.h>
+#include <ATen/ops/zeros.h>
 #endif
 
 #include <array>
+#include <optional>
 #include <tuple>
 
 namespace at::native {
@@ -29,6 +33,87 @@ Tensor make_attn(
   }
   attn.tanh_();
   return is_causal ? attn.tril_() : attn;
+}
+
+// x + y and x y, where an undefined tensor is zero.
+Tensor add(const Tensor& x, const Tensor& y) {
+  return x.defined() && y.defined() ? x.add(y) : (x.defined() ? x : y);
+}
+Tensor multiply(const Tensor& x, const Tensor& y) {
+  return x.defined() && y.defined() ? x.matmul(y) : Tensor();
+}
+
+// The tangent of attn_output for tangents q', k' and v' of its inputs, and the
+// gradients by q, k and v of <G, that tangent>. With attn as above, slope =
+// scale (1 - attn²), or 0 above the diagonal if is_causal, and S̄ = (G vᴴ) ∘
+// conj(slope):
+//   attn' = slope ∘ (q' kᵀ + q k'ᵀ), output' = attn' v + attn v'
+//   S̄' = (G v'ᴴ) ∘ conj(slope) - 2 scale (G vᴴ) ∘ conj(attn ∘ attn')
+//   grad_q = S̄' conj(k) + S̄ conj(k'), grad_k = S̄'ᵀ conj(q) + S̄ᵀ conj(q')
+//   grad_v = attn'ᴴ G
+// These are the tangents of the gradients of <G, attn_output>: second
+// derivatives don't depend on their order. What is undefined is zero.
+std::tuple<Tensor, Tensor, Tensor, Tensor> second_order(
+    const Tensor& grad_output,
+    const Tensor& q,
+    const Tensor& k,
+    const Tensor& v,
+    const Tensor& q_tangent,
+    const Tensor& k_tangent,
+    const Tensor& v_tangent,
+    bool is_causal,
+    double scale,
+    std::array<bool, 4> output_mask) {
+  const auto [needs_output, needs_q, needs_k, needs_v] = output_mask;
+  const auto attn = make_attn(q, k, is_causal, scale);
+  auto slope = attn.mul(attn).mul_(-scale).add_(scale);
+  if (is_causal) {
+    slope.tril_();
+  }
+  auto attn_tangent =
+      add(multiply(q_tangent, k.mT()),
+          k_tangent.defined() ? q.matmul(k_tangent.mT()) : Tensor());
+  if (attn_tangent.defined()) {
+    attn_tangent = attn_tangent.mul(slope);
+  }
+  Tensor output_tangent, grad_q, grad_k, grad_v;
+  if (needs_output) {
+    output_tangent = add(multiply(attn_tangent, v), multiply(attn, v_tangent));
+  }
+  if (needs_q || needs_k) {
+    const auto grad_attn = grad_output.matmul(v.mH());
+    const auto scores = grad_attn.mul(slope.conj());
+    Tensor scores_tangent;
+    if (v_tangent.defined()) {
+      scores_tangent = grad_output.matmul(v_tangent.mH()).mul(slope.conj());
+    }
+    if (attn_tangent.defined()) {
+      scores_tangent =
+          add(scores_tangent,
+              grad_attn.mul(attn.mul(attn_tangent).mul(-2 * scale).conj()));
+    }
+    if (needs_q) {
+      grad_q = multiply(scores_tangent, k.conj());
+      if (k_tangent.defined()) {
+        grad_q = add(grad_q, scores.matmul(k_tangent.conj()));
+      }
+    }
+    if (needs_k && scores_tangent.defined()) {
+      grad_k = scores_tangent.mT().matmul(q.conj());
+      if (q_tangent.defined()) {
+        grad_k = grad_k.add(scores.mT().matmul(q_tangent.conj()));
+      }
+      grad_k = at::sum_to(grad_k, k.sym_sizes());
+    }
+  }
+  if (needs_v && attn_tangent.defined()) {
+    grad_v = at::sum_to(attn_tangent.mH().matmul(grad_output), v.sym_sizes());
+  }
+  return std::make_tuple(
+      std::move(output_tangent),
+      std::move(grad_q),
+      std::move(grad_k),
+      std::move(grad_v));
 }
 
 } // namespace
@@ -83,6 +168,61 @@ std::tuple<Tensor, Tensor, Tensor> _attn_output_backward(
   }
   return std::make_tuple(
       std::move(grad_q), std::move(grad_k), std::move(grad_v));
+}
+
+// output' of `second_order`.
+Tensor _attn_output_jvp(
+    const Tensor& q,
+    const Tensor& k,
+    const Tensor& v,
+    const std::optional<Tensor>& q_tangent,
+    const std::optional<Tensor>& k_tangent,
+    const std::optional<Tensor>& v_tangent,
+    bool is_causal,
+    double scale) {
+  const Tensor q_t = q_tangent.value_or(Tensor()),
+               k_t = k_tangent.value_or(Tensor()),
+               v_t = v_tangent.value_or(Tensor());
+  check_attn_output_tangents("_attn_output_jvp", q, k, v, q_t, k_t, v_t);
+  auto output = std::get<0>(second_order(
+      {},
+      q,
+      k,
+      v,
+      q_t,
+      k_t,
+      v_t,
+      is_causal,
+      scale,
+      {true, false, false, false}));
+  if (!output.defined()) {
+    c10::SymDimVector sizes(q.sym_sizes().begin(), q.sym_sizes().end());
+    sizes.back() = v.sym_size(-1);
+    output = at::zeros_symint(sizes, q.options());
+  }
+  return output;
+}
+
+// All of `second_order`. A gradient that output_mask leaves out, or that is
+// zero because of what is undefined, comes back undefined.
+std::tuple<Tensor, Tensor, Tensor, Tensor> _attn_output_double_backward(
+    const Tensor& grad_output,
+    const Tensor& q,
+    const Tensor& k,
+    const Tensor& v,
+    const std::optional<Tensor>& q_tangent,
+    const std::optional<Tensor>& k_tangent,
+    const std::optional<Tensor>& v_tangent,
+    bool is_causal,
+    double scale,
+    std::array<bool, 4> output_mask) {
+  const Tensor q_t = q_tangent.value_or(Tensor()),
+               k_t = k_tangent.value_or(Tensor()),
+               v_t = v_tangent.value_or(Tensor());
+  const char* op = "_attn_output_double_backward";
+  check_attn_output_tangents(op, q, k, v, q_t, k_t, v_t, grad_output);
+  return second_order(
+      grad_output, q, k, v, q_t, k_t, v_t, is_causal, scale, output_mask);
 }
 
 } // namespace at::native

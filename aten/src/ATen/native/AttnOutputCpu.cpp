@@ -2,9 +2,8 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/native/Attn.h>
 #include <ATen/native/AttnGradients.h>
+#include <ATen/native/AttnSharedBatch.h>
 #include <ATen/native/cpu/AttnKernel.h>
-#include <c10/util/DimVector.h>
-#include <c10/util/irange.h>
 
 #ifndef AT_PER_OPERATOR_HEADERS
 #include <ATen/Functions.h>
@@ -19,44 +18,6 @@
 #include <tuple>
 
 namespace at::native {
-
-namespace {
-
-// The samples in an order in which those that share k and v follow each other.
-class SharedBatch {
- public:
-  SharedBatch(const Tensor& q, const Tensor& k) : batch_(q.sizes()) {
-    const auto dims = q.dim() - 2;
-    c10::DimVector shared;
-    for (const auto i : c10::irange(dims)) {
-      const bool is_shared = k.size(i) != q.size(i);
-      (is_shared ? shared : order_).push_back(i);
-      group_ *= is_shared ? q.size(i) : 1;
-    }
-    order_.append(shared.begin(), shared.end());
-    order_.append({dims, dims + 1});
-  }
-
-  int64_t group() const {
-    return group_;
-  }
-
-  // Returns a view of x whose batch dimensions are q's, in that order.
-  Tensor operator()(const Tensor& x) const {
-    if (group_ == 1 || !x.defined()) {
-      return x;
-    }
-    c10::DimVector sizes(batch_.begin(), batch_.end());
-    std::copy_n(x.sizes().end() - 2, 2, sizes.end() - 2);
-    return x.expand(sizes).permute(order_);
-  }
-
- private:
-  c10::DimVector batch_, order_;
-  int64_t group_ = 1;
-};
-
-} // namespace
 
 // output = attn v, with attn = tanh(scale q kᵀ), or 0 above the diagonal if
 // is_causal: by the CPU's kernel, which never has all of attn, or composed.
@@ -73,7 +34,7 @@ Tensor attn_output_cpu(
   c10::DimVector sizes(q.sizes());
   sizes.back() = v.size(-1);
   auto output = at::empty(sizes, q.options());
-  const SharedBatch order(q, k);
+  const AttnSharedBatch order(q, k);
   attn_stub(
       kCPU,
       order(output),
@@ -110,7 +71,7 @@ std::tuple<Tensor, Tensor, Tensor> _attn_output_backward_cpu(
   auto grad_q = empty_like(output_mask[0], q);
   auto grad_k = empty_like(output_mask[1], k);
   auto grad_v = empty_like(output_mask[2], v);
-  const SharedBatch order(q, k);
+  const AttnSharedBatch order(q, k);
   const AttnGradients grads{
       order(grad_output),
       Tensor(),

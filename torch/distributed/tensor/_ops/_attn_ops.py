@@ -115,6 +115,31 @@ _OUTPUT_BACKWARD_UNMASKED: tuple[Row, ...] = (
 _SHARED: Row = (Shard(0), Shard(0), _R, _R)
 _SHARED_BACKWARD: Row = (Shard(0), _P, _P, Shard(0), Shard(0), _R, _R)
 
+# output_tangent, grad_q, grad_k, grad_v, grad_output, q, k, v and their tangents: the double
+# backward of attn_output. Its first result, without grad_output, is the operator's tangent.
+_SECOND_ORDER: tuple[Row, ...] = (
+    (_R,) * 11,
+    # e: the columns of v and of its tangent
+    (_COLS, _P, _P, _COLS, _COLS, _R, _R, _COLS, _R, _R, _COLS),
+    # All is linear in v and its tangent together, and in all tangents together; the gradients
+    # are in grad_output.
+    (_P, _P, _P, _R, _R, _R, _R, _P, _R, _R, _P),
+    (_AVG, _AVG, _AVG, _R, _R, _R, _R, _AVG, _R, _R, _AVG),
+    (_P, _P, _P, _P, _R, _R, _R, _R, _P, _P, _P),
+    (_AVG, _AVG, _AVG, _AVG, _R, _R, _R, _R, _AVG, _AVG, _AVG),
+    (_R, _P, _P, _P, _P, _R, _R, _R, _R, _R, _R),
+    (_R, _AVG, _AVG, _AVG, _AVG, _R, _R, _R, _R, _R, _R),
+)
+_SECOND_ORDER_UNMASKED: tuple[Row, ...] = (
+    (_ROWS, _ROWS, _P, _P, _ROWS, _ROWS, _R, _R, _ROWS, _R, _R),
+    (_P, _P, _ROWS, _ROWS, _R, _R, _ROWS, _ROWS, _R, _ROWS, _ROWS),
+)
+_SHARED_SECOND_ORDER: Row = (
+    *(Shard(0), Shard(0), _P, _P),
+    *(Shard(0), Shard(0), _R, _R),
+    *(Shard(0), _R, _R),
+)
+
 
 # What a replicated tensor can be made: an average only in newer releases.
 _MADE = getattr(Partial, "LINEAR_REDUCE_OPS", ("sum",))
@@ -135,7 +160,7 @@ def _expand(
 ) -> OpStrategy:
     """The rows, and one for each batch dimension, over all of the mesh.
 
-    Where k, the last argument but one, has 1 in place of such a dimension, that is ``shared``.
+    Where k has 1 in place of such a dimension of q, that is ``shared``.
     """
     args = op_schema.args_strategy
     names = [
@@ -158,16 +183,13 @@ def _expand(
         return placement
 
     ndim = specs[0].ndim
+    q_sizes, k_sizes = (specs[names.index(name)].shape for name in "qk")
     # In a batch, each matrix is a problem of its own.
     whole = tuple(x and Shard(0) for x in rows[0])
     batch = (
         tuple(Shard(dim) if isinstance(x, Shard) else x for x in row)
         for dim in range(ndim - 2)
-        for row in (
-            [shared]
-            if shared and specs[-2].shape[dim] != specs[-3].shape[dim]
-            else [whole]
-        )
+        for row in ([shared] if shared and q_sizes[dim] != k_sizes[dim] else [whole])
     )
     expanded = expand_to_full_mesh_op_strategy(
         mesh,
@@ -185,6 +207,17 @@ def _expand(
         )
     ]
     return expanded
+
+
+def _of_existing(
+    rows: Sequence[Row], exists: Sequence[bool], results: int
+) -> tuple[Row, ...]:
+    """The rows without what is None; of those for the same arguments the first."""
+    found: dict[Row, Row] = {}
+    for row in rows:
+        row = tuple(x if there else None for x, there in zip(row, exists))
+        found.setdefault(row[results:], row)
+    return tuple(found.values())
 
 
 # PyTorch 2.6 passes the mesh before the schema, later releases the schema alone.
@@ -214,11 +247,8 @@ def attn_backward_strategy(*args) -> OpStrategy:
     replicated, *split = _BACKWARD
     # Before the rows that give partial results for the same placements.
     unread = () if has_output else _V_UNREAD
-    rows: dict[Row, Row] = {}
-    for row in (replicated, *unread, *split):
-        row = tuple(x if there else None for x, there in zip(row, exists))
-        rows.setdefault(row[3:], row)  # of those for the same arguments the first
-    return _expand(op_schema, [*rows.values()], input_index=3)
+    rows = _of_existing((replicated, *unread, *split), exists, results=3)
+    return _expand(op_schema, rows, input_index=3)
 
 
 @register_op_strategy(
@@ -245,12 +275,48 @@ def attn_output_backward_strategy(*args) -> OpStrategy:
     if not is_causal:
         every += _OUTPUT_BACKWARD_UNMASKED
     exists = [*output_mask, *[True] * 4]
+    rows = _of_existing(every, exists, results=3)
+    (shared,) = _of_existing([_SHARED_BACKWARD], exists, results=3)
+    return _expand(op_schema, rows, input_index=3, shared=shared)
 
-    def existing(row: Row) -> Row:
-        return tuple(x if there else None for x, there in zip(row, exists))
 
-    rows: dict[Row, Row] = {}
-    for row in map(existing, every):
-        rows.setdefault(row[3:], row)
-    shared = existing(_SHARED_BACKWARD)
-    return _expand(op_schema, [*rows.values()], input_index=3, shared=shared)
+def _second_order_rows(is_causal: bool) -> tuple[Row, ...]:
+    return _SECOND_ORDER if is_causal else (*_SECOND_ORDER, *_SECOND_ORDER_UNMASKED)
+
+
+@register_op_strategy(
+    aten._attn_output_jvp.default, schema_info=RuntimeSchemaInfo(static_argnum=0)
+)
+def attn_output_jvp_strategy(*args) -> OpStrategy:
+    """The tangent of attn_output, split like the forward."""
+    op_schema = args[-1]
+    *tangents, is_causal = op_schema.args_schema[3:7]
+    exists = [*[True] * 4, *(isinstance(x, OpStrategy) for x in tangents)]
+    rows, (shared,) = (
+        _of_existing([(row[0], *row[5:]) for row in of_all], exists, results=1)
+        for of_all in (_second_order_rows(is_causal), [_SHARED_SECOND_ORDER])
+    )
+    return _expand(op_schema, rows, input_index=1, shared=shared)
+
+
+@register_op_strategy(
+    aten._attn_output_double_backward.default,
+    schema_info=RuntimeSchemaInfo(static_argnum=0),
+)
+def attn_output_double_backward_strategy(*args) -> OpStrategy:
+    """The second derivatives of attn_output that there are, split like the backward."""
+    op_schema = args[-1]
+    *tangents, is_causal, _, output_mask = op_schema.args_schema[4:10]
+    given = [isinstance(x, OpStrategy) for x in tangents]
+    has_any, has_scores = any(given), any(given[:2])
+    exists = [
+        *(wanted and has_any for wanted in output_mask[:3]),
+        output_mask[3] and has_scores,
+        *[True] * 4,  # grad_output, q, k, v
+        *given,
+    ]
+    rows, (shared,) = (
+        _of_existing(of_all, exists, results=4)
+        for of_all in (_second_order_rows(is_causal), [_SHARED_SECOND_ORDER])
+    )
+    return _expand(op_schema, rows, input_index=4, shared=shared)

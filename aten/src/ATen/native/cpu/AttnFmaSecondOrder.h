@@ -1,0 +1,219 @@
+#pragma once
+
+#include <ATen/native/cpu/AttnBackward.h>
+#include <ATen/native/cpu/AttnFmaBackward.h>
+
+namespace at::native::attn_cpu {
+inline namespace CPU_CAPABILITY {
+
+// The inputs of a tile: with tangents q' and k', left is [q', q] and right is
+// [k, k'], so that left rightᵀ = q' kᵀ + q k'ᵀ. With one of the tangents, the
+// other's part is left out.
+template <typename S>
+struct SecondOrderTile : Tile<S> {
+  Matrix<const S> left, right, q_tangent, k_tangent, v_tangent;
+};
+
+// With attn' and S̄' the tangents of attn and S̄ for those of q, k and v:
+//   output' = attn' v + attn v'
+// and the gradients of <grad_output, output'>, which are the tangents of those
+// of <grad_output, output>:
+//   grad_q = S̄' k + S̄ k', grad_k = S̄'ᵀ q + S̄ᵀ q', grad_v = attn'ᵀ grad_output
+// A tangent that is zero is missing; q' and k' aren't both.
+template <typename S>
+struct SecondOrderArgs : BackwardArgs<S> {
+  MatrixBatch<S> output_tangent;
+  MatrixBatch<const S> left, right, q_tangent, k_tangent, v_tangent;
+
+  std::array<Gradient<S>, 4> gradients() const {
+    return {
+        {{this->grad_q, true},
+         {this->grad_k, false},
+         {this->grad_v, false},
+         {output_tangent, true}}};
+  }
+  SecondOrderTile<S> tile(
+      int64_t b, int64_t i, int64_t j, int64_t rows, int64_t cols) const {
+    const auto block = [&](const auto& x, int64_t row, int64_t count) {
+      return x ? x[b].block(row, 0, count, x[b].cols) : Matrix<const S>{};
+    };
+    return {
+        BackwardArgs<S>::tile(b, i, j, rows, cols),
+        block(left, i, rows),
+        block(right, j, cols),
+        block(q_tangent, i, rows),
+        block(k_tangent, j, cols),
+        block(v_tangent, j, cols)};
+  }
+};
+
+// Computes the tiles of SecondOrderArgs by FMA: those of the backward, and
+// their tangents.
+template <typename S>
+class FmaSecondOrder : FmaBackward<S> {
+  using Base = FmaBackward<S>;
+  using Fma = typename Base::Fma;
+
+ public:
+  using T = typename Base::T;
+  using Base::LONGEST, Base::MIN_TILE, Base::ROW_STEP;
+
+  struct Layout : Base::Layout {
+    typename Scores<S>::Layout products;
+    int64_t tangent, sum;
+
+    Layout(const SecondOrderArgs<S>& args, int64_t rows, int64_t cols)
+        : Base::Layout(args, rows, cols),
+          products(
+              this->scratch,
+              this->transposed ? cols : args.sizes.m,
+              this->transposed ? cols : rows,
+              this->transposed ? rows : cols,
+              args.left[0].cols,
+              false,
+              0) {
+      tangent = this->scratch.add(
+          this->transposed ? tile_size<T>(cols, rows)
+                           : tile_size<T>(rows, cols));
+      sum = this->scratch.add(
+          std::max(rows, cols) * std::max(args.sizes.d, args.sizes.e));
+      this->size = this->scratch.size();
+    }
+  };
+
+  FmaSecondOrder(const Layout& layout, T* scratch)
+      : Base(layout, scratch),
+        tangents_(layout.products, scratch),
+        attn_tangent_(scratch + layout.tangent),
+        sum_(scratch + layout.sum) {}
+
+  void start(const SecondOrderTile<S>& matrices, bool with_scores) {
+    Base::start(matrices, false); // attn
+    matrices_ = matrices;
+    const auto kept = [&](Matrix<const S>& x) {
+      x.rows = std::min(x.rows, cols_);
+    };
+    kept(matrices_.v);
+    kept(matrices_.right);
+    kept(matrices_.k_tangent);
+    kept(matrices_.v_tangent);
+    make(tangents_, matrices_.left, matrices_.right, attn_tangent_);
+    if (with_scores) {
+      make(grads_, grad_output_, matrices_.v, scores_tile());
+      if (matrices_.v_tangent.data != nullptr) {
+        make(grads_, grad_output_, matrices_.v_tangent, tile_);
+      }
+    }
+    finish(with_scores, matrices.form);
+  }
+
+  // Adds to one of SecondOrderArgs' gradients.
+  template <typename O>
+  void add(size_t gradient, bool accumulate, O* total) {
+    const auto& x = matrices_;
+    if (gradient == 0) {
+      add_two(true, tile_, k_, scores_tile(), x.k_tangent, accumulate, total);
+    } else if (gradient == 1) {
+      add_two(false, tile_, q_, scores_tile(), x.q_tangent, accumulate, total);
+    } else if (gradient == 2) {
+      add_two(
+          false, attn_tangent_, grad_output_, nullptr, {}, accumulate, total);
+    } else {
+      add_two(
+          true, attn_tangent_, x.v, attn_tile_, x.v_tangent, accumulate, total);
+    }
+  }
+
+ private:
+  using Base::attn_tile_, Base::cols_, Base::grad_output_, Base::grads_,
+      Base::k_, Base::ld_, Base::q_, Base::rows_, Base::tile_,
+      Base::transposed_;
+
+  // S̄; tile_ is its tangent
+  T* scores_tile() const {
+    return this->grad_tile_;
+  }
+
+  // tile = a bᵀ
+  void make(
+      Scores<S>& scores,
+      const Matrix<const S>& a,
+      const Matrix<const S>& b,
+      T* tile) {
+    const auto& [rows, cols] = transposed_ ? std::pair{b, a} : std::pair{a, b};
+    clear_edges(tile, rows.rows, cols.rows, ld_);
+    scores.product(false, rows, cols, tile, ld_);
+  }
+
+  // With the tiles P = grad_output vᵀ and P' = grad_output v'ᵀ:
+  //   attn' = scale (1 - attn²) scores'
+  //   S̄ = scale (1 - attn²) P
+  //   S̄' = scale (1 - attn²) P' - 2 scale attn attn' P
+  // or 0 where attn is masked.
+  void finish(bool with_scores, const Form& form) {
+    const auto rows = transposed_ ? cols_ : rows_;
+    const auto cols = transposed_ ? rows_ : cols_;
+    const bool has_v = matrices_.v_tangent.data != nullptr;
+    const Pair<T> scale(static_cast<T>(form.scale));
+    const Pair<T> twice(static_cast<T>(-2 * form.scale));
+    for (const auto i : c10::irange(rows)) {
+      const auto row = i * ld_;
+      T* attn_tangent = attn_tangent_ + row;
+      T* scores = scores_tile() + row;
+      T* scores_tangent = tile_ + row;
+      for (int64_t j = 0; j < cols; j += pair_size<T>) {
+        const auto count = cols - j;
+        const auto y = load<T>(attn_tile_ + row + j, count);
+        const auto slope = tanh_backward(scale, y);
+        const auto attn_t = slope * load<T>(attn_tangent + j, count);
+        store(attn_tangent + j, attn_t);
+        if (!with_scores) {
+          continue;
+        }
+        const auto p = load<T>(scores + j, count);
+        auto scores_t = twice * y * attn_t * p;
+        if (has_v) {
+          scores_t = scores_t + slope * load<T>(scores_tangent + j, count);
+        }
+        store(scores + j, slope * p);
+        store(scores_tangent + j, scores_t);
+      }
+      for (T* x : {attn_tangent, scores, scores_tangent}) {
+        mask_row(x, i, cols, form, transposed_);
+      }
+    }
+  }
+
+  // total (+)= a x + b y, or aᵀ x + bᵀ y, where y may be missing. A sum is made
+  // before it is added: see Note [Tiles of attn].
+  template <typename O>
+  void add_two(
+      bool of_rows,
+      const T* a,
+      const Matrix<const S>& x,
+      const T* b,
+      const Matrix<const S>& y,
+      bool accumulate,
+      O* total) {
+    if (y.data == nullptr) {
+      return this->add_product(accumulate, of_rows, a, x, total);
+    }
+    const auto rows = of_rows ? rows_ : this->all_cols_;
+    if constexpr (std::is_same_v<T, O>) {
+      if (!accumulate) {
+        this->add_product(false, of_rows, a, x, total);
+        return this->add_product(true, of_rows, b, y, total);
+      }
+    }
+    this->add_product(false, of_rows, a, x, sum_);
+    this->add_product(true, of_rows, b, y, sum_);
+    add_sum(accumulate, total, sum_, rows * x.cols);
+  }
+
+  Scores<S> tangents_;
+  T *attn_tangent_, *sum_;
+  SecondOrderTile<S> matrices_{};
+};
+
+} // namespace CPU_CAPABILITY
+} // namespace at::native::attn_cpu

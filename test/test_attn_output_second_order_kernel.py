@@ -1,0 +1,244 @@
+# Owner(s): ["module: cpu"]
+
+"""attn_output's second derivatives by the CPU's kernel: their bits, and their memory."""
+
+import json
+import math
+import os
+import unittest
+from itertools import product
+
+from test_attn_kernel import (
+    by_dtype,
+    compact,
+    growth,
+    in_process,
+    KernelTestCase,
+    report_on,
+)
+from test_attn_output import Problem, sized
+from test_attn_output_kernel import THREADED
+from test_attn_output_second_order import (
+    by_given,
+    double_backward,
+    GIVEN,
+    tangent,
+    tangents_of,
+)
+
+import torch
+from torch.testing._internal.common_device_type import instantiate_device_type_tests
+from torch.testing._internal.common_utils import (
+    parametrize,
+    run_tests,
+    TEST_WITH_ASAN,
+)
+
+
+# Without hypothesis, this ends the process.
+from test_attn_properties import ALL_LAYOUTS, cases, for_all, SEEDS  # isort: skip
+from test_attn_output_properties import problems  # isort: skip
+
+from hypothesis import strategies as st
+
+
+MASKED = (False, True)
+HAVE_TANGENTS = st.sampled_from(GIVEN)
+
+
+def make(problem, dtype, seed, given):
+    """Inputs, tangents and a gradient of the output."""
+    torch.manual_seed(seed)
+    inputs, grad_output = problem.make("cpu", dtype)
+    return [*inputs, *tangents_of(inputs, given), grad_output]
+
+
+def run(problem, tensors):
+    q, k, v, *tangents, grad_output = tensors
+    return double_backward(problem, (q, k, v), tangents, grad_output)
+
+
+def growths():
+    """For a process of its own: a line of JSON with, for each length, mask and operator, by how
+    much it lets memory grow, without its results.
+    """
+    torch.set_num_threads(2)
+    found = []
+    for n, is_causal in product((4096, 16384), MASKED):
+        problem = Problem(sized(n, n, 64, 64), is_causal=is_causal)
+        *inputs, a, b, c, grad_output = (torch.randn(n, 64) / 3 for _ in range(7))
+        few = [x[:256] for x in (*inputs, a, b, c, grad_output)]
+        run(problem, few)  # starts the threads
+        args = problem, inputs, (a, b, c)
+        found.append((n, growth(lambda args=args: tangent(*args))))
+        args = *args, grad_output
+        found.append((n, growth(lambda args=args: double_backward(*args))))
+    print(json.dumps(found))
+
+
+class TestAttnOutputSecondOrderKernel(KernelTestCase):
+    @parametrize("problem", THREADED, name_fn=lambda problem: problem.name)
+    @by_dtype
+    def test_any_number_of_threads_makes_the_same_bits(self, device, dtype, problem):
+        self.addCleanup(torch.set_num_threads, torch.get_num_threads())
+        tensors = make(problem, dtype, 0, ("q", "k", "v"))
+        torch.set_num_threads(1)
+        expected = run(problem, tensors)
+        for count in (2, 3, 7):
+            torch.set_num_threads(count)
+            self.assert_bitwise(run(problem, tensors), expected)
+
+    @unittest.skipUnless(os.access("/proc/self/clear_refs", os.W_OK), "needs Linux")
+    @unittest.skipIf(TEST_WITH_ASAN, "ASan has memory of its own")
+    def test_memory(self, device):
+        """Memory grows with m + n, not with m n."""
+        found, _ = in_process(growths, MALLOC_MMAP_THRESHOLD_=str(2**16))
+        for n, size in found:
+            # Scratch memory of two threads; tangents beside q and k. A matrix would take 64 MiB
+            # and, for the longest, 1 GiB.
+            with self.subTest(n=n):
+                self.assertLess(size, 2 * 12 * 2**20 + 4 * 4 * 64 * n)
+
+
+class TestAttnOutputSecondOrderProperties(KernelTestCase):
+    @by_dtype
+    def test_any_number_of_threads_makes_the_same_bits(self, device, dtype):
+        self.addCleanup(torch.set_num_threads, torch.get_num_threads())
+
+        def prop(problem, threads, given, seed):
+            tensors = make(problem, dtype, seed, given)
+            torch.set_num_threads(1)
+            expected = run(problem, tensors)
+            torch.set_num_threads(threads)
+            self.assert_bitwise(run(problem, tensors), expected)
+
+        for_all(
+            prop,
+            (),
+            30,
+            problem=problems(),
+            threads=st.integers(2, 7),
+            given=HAVE_TANGENTS,
+            seed=SEEDS,
+        )
+
+    @by_dtype
+    def test_any_layout_makes_the_same_bits(self, device, dtype):
+        def prop(problem, layouts, given, seed):
+            tensors = make(problem, dtype, seed, given)
+            laid = [
+                x if x is None else ALL_LAYOUTS[name](x)
+                for name, x in zip(layouts, tensors)
+            ]
+            dense = [x if x is None else compact(x) for x in laid]
+            self.assert_bitwise(run(problem, laid), run(problem, dense))
+
+        for_all(
+            prop,
+            (),
+            30,
+            problem=problems(st.sampled_from(((1,), (2,), (3, 2)))),
+            layouts=st.tuples(
+                *(st.sampled_from(sorted(ALL_LAYOUTS)) for _ in range(7))
+            ),
+            given=HAVE_TANGENTS,
+            seed=SEEDS,
+        )
+
+    @by_dtype
+    def test_a_group_is_alone_what_it_is_in_a_batch(self, device, dtype):
+        """A group shares k and v; it has the same bits at any place of any batch."""
+
+        def prop(case, group, is_causal, number, given, seed):
+            case = sized(case.m, case.n, case.d, case.e, *case.batch, group)
+            (groups,) = case.batch[:1]
+            problem = Problem(case, (groups, 1), is_causal)
+            tensors = make(problem, dtype, seed, given)
+            at = number % groups
+            alone = [x if x is None else x[at] for x in tensors]
+            expected = [x if x is None else x[at] for x in run(problem, tensors)]
+            self.assert_bitwise(run(problem, alone), expected)
+
+        for_all(
+            prop,
+            (),
+            30,
+            case=cases(batches=st.tuples(st.sampled_from((1, 2, 3, 6, 13)))),
+            group=st.integers(1, 4),
+            is_causal=st.booleans(),
+            number=st.integers(0, 15),
+            given=HAVE_TANGENTS,
+            seed=SEEDS,
+        )
+
+    @by_dtype
+    def test_a_query_sees_no_later_key(self, device, dtype):
+        """If it is causal, what comes after a row reaches no result of rows before it."""
+
+        def prop(case, place, given, seed):
+            problem = Problem(case, is_causal=True)
+            tensors = make(problem, dtype, seed, given)
+            expected = run(problem, tensors)
+            at = place % (case.n + 1)
+            changed = [x if x is None else x.clone() for x in tensors]
+            for i, x in enumerate(changed):
+                if x is not None and i in (1, 2, 4, 5):  # k, v and their tangents
+                    x[at:] = 3.0
+            actual = run(problem, changed)
+            # The rows of output_tangent and grad_q.
+            for x, y in zip(actual[:2], expected[:2]):
+                self.assert_bitwise([x[:at]], [y[:at]])
+            for x in actual[2:]:
+                self.assertFalse(x is not None and x[case.m :].any())
+
+        for_all(
+            prop,
+            (),
+            30,
+            case=cases(batches=st.just(())),
+            place=st.integers(0, 3000),
+            given=HAVE_TANGENTS,
+            seed=SEEDS,
+        )
+
+    @by_given
+    @by_dtype
+    def test_nan_of_a_tangent_reaches_all_rows_that_it_should(
+        self, device, dtype, given
+    ):
+        problem = Problem(sized(130, 97, 9, 8))
+        tensors = make(problem, dtype, 0, given)
+        for i in range(3, 6):
+            if tensors[i] is None:
+                continue
+            changed = list(tensors)
+            changed[i] = tensors[i].clone()
+            changed[i][5, 3] = math.nan
+            output_tangent, *grads = run(problem, changed)
+            # A row of q's tangent has a row of output_tangent; a key's has all.
+            rows = output_tangent.isnan().any(-1)
+            self.assertEqual(rows.sum(), 1 if i == 3 else 130)
+            self.assertTrue(grads[1].isnan().any())
+
+
+def run_properties():
+    """For a process of its own: the tests above, then a line of JSON on them."""
+    print(json.dumps(report_on(__name__, "TestAttnOutputSecondOrderPropertiesCPU")))
+
+
+class TestAttnOutputSecondOrderOfInstructionSets(KernelTestCase):
+    @unittest.skipIf(TEST_WITH_ASAN, "run for each of them by itself")
+    def test_instruction_sets(self, device):
+        for report in self.reports_by_capability(run_properties):
+            self.assertGreater(report["tests"], 0)
+
+
+for cls in (
+    TestAttnOutputSecondOrderKernel,
+    TestAttnOutputSecondOrderProperties,
+    TestAttnOutputSecondOrderOfInstructionSets,
+):
+    instantiate_device_type_tests(cls, globals(), only_for="cpu")
+
+if __name__ == "__main__":
+    run_tests()
