@@ -33,8 +33,11 @@ SIZES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
 # forward: without gradients. step: forward, and backward from a gradient of output, as a
 # model has it. both: a step in which attn has a gradient too.
 MODES = ("forward", "step", "both")
-# These measure attn_output, without and with a mask, beside the composed maths.
-OUTPUT_MODES = ("output", "output step", "causal", "causal step")
+# These measure attn_output, without and with a mask, beside the composed maths. tangent: the
+# output and its tangent for tangents of all inputs. double backward: that alone, for gradients of
+# all gradients.
+SECOND_ORDER_MODES = ("tangent", "double backward", "causal tangent", "causal double backward")
+OUTPUT_MODES = ("output", "output step", "causal", "causal step", *SECOND_ORDER_MODES)
 
 
 # On a GPU, a forward that moves fewer bytes than this waits for the host, not for the GPU.
@@ -135,6 +138,12 @@ class Case:
             masked = square * (square - 1) // 2 + m * (n - square) if "causal" in mode else 0
             each = 2 * (attn - masked) * (self.batch or 1)
             forward = Work(each * (d + e), self.bytes(inputs), self.bytes(output))
+            if "tangent" in mode:
+                flops = each * (3 * d + 2 * e)
+                return [forward, Work(flops, self.bytes(2 * inputs), self.bytes(output))]
+            if "double backward" in mode:
+                flops, moved = each * (7 * d + 5 * e), self.bytes(inputs + output)
+                return [Work(flops, moved + self.bytes(inputs), moved)]
             if "step" not in mode:
                 return [forward]
             # The backward makes q @ k.T again.

@@ -17,9 +17,11 @@ from cases import (
     JAX,
     OUTPUT_MODES,
     SDPA,
+    SECOND_ORDER_MODES,
     Case,
 )
 from torch import Tensor
+from torch.autograd.forward_ad import dual_level, make_dual, unpack_dual
 
 Run = Callable[[], Any]
 
@@ -60,11 +62,14 @@ class Problem:
         # Scores have variance 1, so that tanh is neither linear nor saturated.
         scales = case.d**-0.25, case.d**-0.25, 1
         self.inputs = [normal(shape) * x for shape, x in zip(case.shapes, scales, strict=True)]
-        shapes = [case.output_shape] if "step" in mode or mode == "both" else []
+        has_grad = "step" in mode or "backward" in mode or mode == "both"
+        shapes = [case.output_shape] if has_grad else []
         shapes += [case.attn_shape] if mode == "both" else []
         self.grads = [normal(shape) for shape in shapes]
+        has_tangents = mode in SECOND_ORDER_MODES
+        self.tangents = [normal(shape) for shape in case.shapes] if has_tangents else []
         for x in self.inputs:
-            x.requires_grad_(bool(shapes))
+            x.requires_grad_(has_grad)
 
     @property
     def output_only(self) -> dict[str, bool] | None:
@@ -72,8 +77,26 @@ class Problem:
         return {"is_causal": "causal" in self.mode} if self.mode in OUTPUT_MODES else None
 
 
+def tangent_run(op: Callable, problem: Problem) -> Run:
+    def run():
+        with dual_level():
+            pairs = zip(problem.inputs, problem.tangents, strict=True)
+            return unpack_dual(op(*(make_dual(*pair) for pair in pairs))[0])
+
+    return run
+
+
+def double_backward_run(op: Callable, problem: Problem) -> Run:
+    inputs, (grad,) = problem.inputs, problem.grads
+    leaves = (*inputs, grad.requires_grad_())
+    first = torch.autograd.grad(op(*inputs)[0], inputs, grad, create_graph=True)
+    return lambda: torch.autograd.grad(first, leaves, problem.tangents, retain_graph=True)
+
+
 def torch_run(op: Callable, problem: Problem) -> Run:
     inputs, grads = problem.inputs, problem.grads
+    if problem.tangents:
+        return (double_backward_run if grads else tangent_run)(op, problem)
     if not grads:
         return lambda: op(*inputs)
 

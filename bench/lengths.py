@@ -28,29 +28,33 @@ from measure import host_clock, interleaved
 
 class Curve(NamedTuple):
     contender: str
-    modes: dict[str, str]  # of a forward and of a step
+    modes: dict[str, str]  # what each of MODES is to it; it has no part in others
     color: str
     marker: str
     largest: int = 1 << 14  # n: beyond it takes too long, or too much memory
 
 
+SECOND_ORDER = {"tangent": "tangent", "double backward": "double backward"}
 OUTPUT = {"forward": "output", "step": "output step"}
+CAUSAL = {"forward": "causal", "step": "causal step"} | {
+    mode: f"causal {mode}" for mode in SECOND_ORDER
+}
 CURVES = {
-    "torch.attn_output": Curve(ATTN, OUTPUT, "#d55e00", "o", 1 << 16),
-    "the same, causal": Curve(
-        ATTN, {"forward": "causal", "step": "causal step"}, "#e69f00", "P", 1 << 16
-    ),
+    "torch.attn_output": Curve(ATTN, OUTPUT | SECOND_ORDER, "#d55e00", "o", 1 << 16),
+    "the same, causal": Curve(ATTN, CAUSAL, "#e69f00", "P", 1 << 16),
     "torch.attn": Curve(ATTN, {"forward": "forward", "step": "step"}, "#b07cc6", "D"),
-    "eager": Curve(EAGER, OUTPUT, "#7f8c8d", "s"),
+    "eager": Curve(EAGER, OUTPUT | SECOND_ORDER, "#7f8c8d", "s"),
     "torch.compile": Curve(COMPILE, OUTPUT, "#2f8fd0", "^"),
     "SDPA (softmax)": Curve(SDPA, OUTPUT, "#1a9e77", "v"),
     "FlexAttention": Curve(FLEX, OUTPUT, "#000000", "x"),
 }
 OURS = next(iter(CURVES))
 NAME = "cpu-lengths"  # of the files
-MODES = ("forward", "step")
+MODES = ("forward", "step", *SECOND_ORDER)
 SHORTEST = 512
 LONG = 1 << 14  # from here on a row has few rounds
+# Second derivatives take three times as long, and eager has a dozen matrices.
+LARGEST_OF_SECOND_ORDER = {EAGER: 1 << 13, ATTN: 1 << 14}
 SAME = (OURS, "eager", "torch.compile", "FlexAttention")  # the same function
 
 
@@ -58,11 +62,17 @@ def case_of(n: int) -> Case:
     return Case("float32", n)
 
 
+def largest(curve: Curve, mode: str) -> int:
+    if mode not in curve.modes:
+        return 0
+    return LARGEST_OF_SECOND_ORDER[curve.contender] if mode in SECOND_ORDER else curve.largest
+
+
 def runs_of(n: int, mode: str) -> dict:
     """Returns the contenders that go so far."""
     runs = {}
     for name, curve in CURVES.items():
-        if n <= curve.largest:
+        if n <= largest(curve, mode):
             try:
                 problem = Problem(case_of(n), curve.modes[mode])
                 runs[name] = (RUNS | MORE_RUNS)[curve.contender](problem)
@@ -83,7 +93,7 @@ def errors(n: int) -> dict[str, float]:
 def peak(case: Case, mode: str, contender: str, threads: int) -> int:
     """Returns the bytes above inputs, output and gradients: attn counts also as a result."""
     found = memory.peak(case, mode, contender, threads)
-    return found + (case.attn_bytes if mode in MODES else 0)
+    return found + (case.attn_bytes if mode in ("forward", "step") else 0)
 
 
 def measure(n: int, mode: str, threads: int) -> dict:
@@ -110,12 +120,15 @@ def markdown(result: dict) -> str:
     text += "output and gradients; a compiler that runs in the first call counts, with 70 MiB.\n"
     listed = ", ".join(f"{name} {x:.1e}" for name, x in result["errors"]["found"].items())
     text += f"\nRelative error at n = {result['errors']['n']}: {listed}.\n"
+    text += "\nA tangent comes with its output. A double backward is that alone, and its memory is "
+    text += "without what the backward keeps for it.\n"
     for mode in MODES:
-        names = [x for x in CURVES if any(x in r["seconds"] for r in result["rows"])]
+        rows = [r for r in result["rows"] if r["mode"] == mode]
+        names = [x for x in CURVES if any(x in r["seconds"] for r in rows)]
         text += f"\n## {mode.capitalize()}\n\n"
         text += f"| n | time | of the peak | {' | '.join(names)} |\n"
         text += "|" + " ---: |" * (len(names) + 3) + "\n"
-        for row in (r for r in result["rows"] if r["mode"] == mode):
+        for row in rows:
             ours = median(row["seconds"][OURS])
             cells = [str(row["n"]), report.duration(ours)]
             cells.append(f"{row['flops'][OURS] / ours / result['peak']:.0%}")
@@ -143,18 +156,19 @@ def curves(axes: Axes, rows: list[dict], values, title: str) -> None:
 
 
 def draw(result: dict, narrow: bool) -> Figure:
-    figure = Figure(figsize=(4, 12) if narrow else (13, 4.5), layout="constrained")
-    all_axes = figure.subplots(*((3, 1) if narrow else (1, 3)))
+    figure = Figure(figsize=(4, 24) if narrow else (13, 9), layout="constrained")
+    all_axes = iter(figure.subplots(*((6, 1) if narrow else (2, 3))).flat)
     by_mode = {mode: [r for r in result["rows"] if r["mode"] == mode] for mode in MODES}
-    for axes, mode in zip(all_axes, MODES, strict=False):
-        title = f"Time of a {mode}"
-        curves(axes, by_mode[mode], lambda row, name: median(row["seconds"][name]), title)
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda x, _: report.duration(x)))
-    title = "Memory of a step"
     least = 1 << 20  # below, it is a buffer of a library
-    curves(all_axes[2], by_mode["step"], lambda r, x: max(least, r["memory"][x]) / 2**20, title)
-    all_axes[2].yaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g} MiB"))
-    all_axes[2].set_ylabel("above inputs and gradients")
+    for first, second in (("forward", "step"), tuple(SECOND_ORDER)):
+        for mode in (first, second):
+            axes, title = next(all_axes), f"Time of a {mode}"
+            curves(axes, by_mode[mode], lambda row, name: median(row["seconds"][name]), title)
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda x, _: report.duration(x)))
+        axes, title = next(all_axes), f"Memory of a {second}"
+        curves(axes, by_mode[second], lambda r, x: max(least, r["memory"][x]) / 2**20, title)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g} MiB"))
+        axes.set_ylabel("above inputs and gradients")
     return plot.finish(figure, result)
 
 
@@ -164,17 +178,19 @@ def write(result: dict, out: Path) -> None:
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--threads", type=click.IntRange(1), default=torch.get_num_threads())
-@click.option("--largest", type=click.IntRange(SHORTEST), default=1 << 16, show_default=True)
+@click.option(
+    *("--largest", "largest_n"), type=click.IntRange(SHORTEST), default=1 << 16, show_default=True
+)
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
     default="build/lengths",
     show_default=True,
 )
-def main(threads: int, largest: int, out: Path) -> None:
+def main(threads: int, largest_n: int, out: Path) -> None:
     """Measure attn_output over n, beside torch.attn, eager, torch.compile, SDPA, FlexAttention."""
     use_threads(threads)
-    lengths = [1 << i for i in range(17) if SHORTEST <= 1 << i <= largest]
+    lengths = [1 << i for i in range(17) if SHORTEST <= 1 << i <= largest_n]
     n = min(2048, lengths[-1])
     result = {
         "machine": describe(threads, with_jax=False),
@@ -183,7 +199,7 @@ def main(threads: int, largest: int, out: Path) -> None:
         "rows": [],
     }
     for n in lengths:
-        for mode in MODES:
+        for mode in (x for x in MODES if n <= largest(CURVES[OURS], x)):
             row = measure(n, mode, threads)
             result["rows"].append(row)
             found = {name: report.duration(median(x)) for name, x in row["seconds"].items()}

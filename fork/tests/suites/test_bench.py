@@ -24,6 +24,8 @@ from cases import (  # noqa: E402
     FUNCTION,
     JAX,
     MODES,
+    OUTPUT_MODES,
+    SECOND_ORDER_MODES,
     TITLES,
     Case,
     Target,
@@ -349,8 +351,7 @@ def test_random_cases_are_as_they_are_described():
     found = [sweep.random_case(rng) for _ in range(2000)]
     assert found[:50] == [sweep.random_case(again) for _ in range(50)]
     cases = [case for case, _ in found]
-    output = {"output", "output step", "causal", "causal step"}
-    assert {mode for _, mode in found} == {"forward", "step"} | output
+    assert {mode for _, mode in found} == {"forward", "step", *OUTPUT_MODES}
     assert {case.dtype for case in cases} == {"float32", "float64", "bfloat16", "float16"}
     for sizes, largest in (("mn", sweep.ROWS), ("de", sweep.COLS)):
         values = [getattr(case, size) for case in cases for size in sizes]
@@ -482,6 +483,24 @@ def test_over_the_length(tmp_path):
     assert "| 1024 | 8 s | 12% | 1.00, 3 MiB |  |" in text
     assert "n = 512: eager 1.0e-07" in text
     assert "Memory of a step" in (tmp_path / "cpu-lengths-narrow.svg").read_text()
+
+
+@pytest.mark.parametrize("mode", SECOND_ORDER_MODES)
+def test_second_derivatives(mode):
+    """attn_output's are eager's, and the model counts the FLOPs that torch counts."""
+    import contenders
+    from torch.utils.flop_counter import FlopCounterMode
+
+    if not hasattr(torch, "attn_output"):
+        pytest.skip("this torch has no attn_output")
+    case = Case("float64", 5, m=7, d=3, e=2, batch=2)
+    found, expected = [
+        run(contenders.Problem(case, mode)) for run in (contenders.attn_run, contenders.eager_run)
+    ]
+    with FlopCounterMode(display=False) as counter:
+        results = found()
+    torch.testing.assert_close(tuple(results), tuple(expected()))
+    assert counter.get_total_flops() == sum(x.flops for x in case.passes(mode))
 
 
 def test_what_is_measured_over_the_length_computes_the_same():
