@@ -132,7 +132,7 @@ struct Grid {
 // Computes the gradients of args.gradients(). With S̄ = scale (grad_output vᵀ +
 // grad_attn) (1 - attn²), or 0 where attn is masked, these are
 //   grad_q = S̄ k, grad_k = S̄ᵀ q, grad_v = attnᵀ grad_output
-template <typename S, typename Tiles, typename Args>
+template <typename S, typename Tiles, typename Args = BackwardArgs<S>>
 void backward_by(const Args& args, const Runtime& runtime) {
   using T = typename Tiles::T;
   const auto [batch, m, n, d, e] = args.sizes;
