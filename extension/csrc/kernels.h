@@ -1,6 +1,6 @@
 #pragma once
 
-#include <ATen/native/cpu/AttnMatrix.h>
+#include <ATen/native/cpu/AttnBackwardArgs.h>
 
 #include <cstddef>
 #include <cstdint>
