@@ -233,12 +233,15 @@ class TestAttnOutputSecondOrderOfInstructionSets(KernelTestCase):
             self.assertGreater(report["tests"], 0)
 
 
-for cls in (
-    TestAttnOutputSecondOrderKernel,
-    TestAttnOutputSecondOrderProperties,
-    TestAttnOutputSecondOrderOfInstructionSets,
-):
-    instantiate_device_type_tests(cls, globals(), only_for="cpu")
+instantiate_device_type_tests(
+    TestAttnOutputSecondOrderKernel, globals(), only_for="cpu"
+)
+instantiate_device_type_tests(
+    TestAttnOutputSecondOrderProperties, globals(), only_for="cpu"
+)
+instantiate_device_type_tests(
+    TestAttnOutputSecondOrderOfInstructionSets, globals(), only_for="cpu"
+)
 
 if __name__ == "__main__":
     run_tests()
