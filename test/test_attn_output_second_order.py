@@ -89,8 +89,8 @@ class Operators(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-# What users compute: each takes a function of one tensor that returns a number, that tensor, and
-# a direction in which to go.
+# Users compute what these functions do. Each takes a function of one tensor that returns a number,
+# that tensor, and a direction in which to go.
 def forward_over_reverse(f, x, u):
     return jvp(grad(f), (x,), (u,))[1]
 
@@ -268,6 +268,12 @@ class TestAttnOutputSecondOrder(AttnTestCase):
         self.assertEqual(own.count(aten._attn_output_jvp), 2)
         self.assertEqual(own.count(aten._attn_output_double_backward), 3)
         composing = {aten.mm, aten.bmm, aten.matmul, aten.baddbmm, aten.tanh}
+        self.assertFalse(composing & {*operators.found})
+        # Nor are the derivatives by tangents, in which both operators are linear.
+        leaves = [x.requires_grad_() for x in tangents]
+        with Operators() as operators:
+            results = double_backward(problem, inputs, leaves, grad_output)
+            torch.autograd.grad(results, leaves, results)
         self.assertFalse(composing & {*operators.found})
 
     def test_mistakes(self, device):

@@ -323,6 +323,10 @@ static AttnGrads attn_output_third_order(
     bool is_causal,
     double scale,
     std::array<bool, 4> mask) {
+  if (attn_are_zero(u) || (attn_are_zero(w) && attn_is_zero(w_grad)) ||
+      !(mask[0] || mask[1] || mask[2] || mask[3])) {
+    return {};
+  }
   const auto sum = [](const Tensor& a, const Tensor& b, const Tensor& c) {
     return attn_add(attn_add(a, b), c);
   };
@@ -332,7 +336,7 @@ static AttnGrads attn_output_third_order(
   const auto& [q, k, v] = inputs;
   const auto& [u_q, u_k, u_v] = u;
   const auto& [w_q, w_k, w_v] = w;
-  auto attn = (at::matmul(q, k.mT()) * scale).tanh();
+  const auto attn = (at::matmul(q, k.mT()) * scale).tanh();
   auto slope = (1 - attn * attn) * scale;
   if (is_causal) {
     slope = slope.tril();

@@ -40,8 +40,8 @@ TORCH_API void check_attn_output_backward_inputs(
     const Tensor& k,
     const Tensor& v);
 
-// The same for what else the second derivatives take; `op` is the operator's
-// name. Of what is undefined nothing is checked.
+// Checks the arguments of attn_output's second derivatives, in the same way.
+// `op` is the operator's name. A tensor that is undefined is not checked.
 TORCH_API void check_attn_output_tangents(
     const char* op,
     const Tensor& q,

@@ -170,7 +170,7 @@ std::tuple<Tensor, Tensor, Tensor> _attn_output_backward(
       std::move(grad_q), std::move(grad_k), std::move(grad_v));
 }
 
-// output' of `second_order`.
+// Returns output' of `second_order`.
 Tensor _attn_output_jvp(
     const Tensor& q,
     const Tensor& k,
@@ -203,8 +203,8 @@ Tensor _attn_output_jvp(
   return output;
 }
 
-// All of `second_order`. A gradient that output_mask leaves out, or that is
-// zero because of what is undefined, comes back undefined.
+// Returns all of `second_order`. A gradient that output_mask leaves out, or
+// that is zero because of what is undefined, comes back undefined.
 std::tuple<Tensor, Tensor, Tensor, Tensor> _attn_output_double_backward(
     const Tensor& grad_output,
     const Tensor& q,

@@ -142,8 +142,8 @@ void backward_by(const Args& args, const Runtime& runtime) {
   const auto group = args.group;
   const auto groups = batch / group;
 
-  // How a gradient is divided into blocks, and what each is a sum of. `places`
-  // are where a sample has its blocks, `group` samples or 1 in one place.
+  // A gradient is divided into `count` blocks of at most `size` elements. Each
+  // is a sum over tiles that are `stride` tasks apart.
   const auto gradients = args.gradients();
   struct Blocks {
     int64_t count, addends, stride, size;

@@ -37,7 +37,7 @@ struct BackwardArgs {
   std::array<Gradient<S>, 3> gradients() const {
     return {{{grad_q, true}, {grad_k, false}, {grad_v, false}}};
   }
-  // Whether the gradient of the scores is needed.
+  // Returns whether the gradient of the scores is needed.
   bool has_scores() const {
     return grad_q || grad_k;
   }

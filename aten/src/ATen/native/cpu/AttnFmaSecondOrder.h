@@ -52,19 +52,18 @@ struct SecondOrderArgs : BackwardArgs<S> {
 template <typename S>
 class FmaSecondOrder : FmaBackward<S> {
   using Base = FmaBackward<S>;
-  using Fma = typename Base::Fma;
 
  public:
   using T = typename Base::T;
   using Base::LONGEST, Base::MIN_TILE, Base::ROW_STEP;
 
   struct Layout : Base::Layout {
-    typename Scores<S>::Layout products;
+    typename Scores<S>::Layout tangents;
     int64_t tangent, sum;
 
     Layout(const SecondOrderArgs<S>& args, int64_t rows, int64_t cols)
         : Base::Layout(args, rows, cols),
-          products(
+          tangents(
               this->scratch,
               this->transposed ? cols : args.sizes.m,
               this->transposed ? cols : rows,
@@ -83,7 +82,7 @@ class FmaSecondOrder : FmaBackward<S> {
 
   FmaSecondOrder(const Layout& layout, T* scratch)
       : Base(layout, scratch),
-        tangents_(layout.products, scratch),
+        tangents_(layout.tangents, scratch),
         attn_tangent_(scratch + layout.tangent),
         sum_(scratch + layout.sum) {}
 

@@ -12,7 +12,7 @@ struct AttnTangents {
   Tensor q, k, v, left, right, grad_output;
 };
 
-// What is wanted, contiguous; the rest is undefined.
+// The results that are wanted are contiguous. The others are undefined.
 struct AttnSecondOrder {
   Tensor output_tangent, grad_q, grad_k, grad_v;
 };
