@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from itertools import product
 from pathlib import Path
 from unittest import mock
@@ -40,6 +40,7 @@ from functorch.compile import (
     make_boxed_func,
     min_cut_rematerialization_partition,
 )
+from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.decorators import mark_unbacked
 from torch._dynamo.testing import AotEagerAndRecordGraphs, CompileCounterWithBackend
 from torch._inductor import lowering
@@ -154,6 +155,14 @@ def to_fake(mode, tensors):
     return [mode.from_tensor(x, static_shapes=mode.shape_env is None) for x in tensors]
 
 
+@contextmanager
+def use(mode):
+    """Turns ``mode`` on and, for symbolic sizes, the Python dispatcher, as a tracer does: without it
+    2.6's matmul and 2.8's view fail."""
+    with mode, enable_python_dispatcher() if mode.shape_env else nullcontext():
+        yield
+
+
 class CompileTestCase(AttnTestCase):
     def setUp(self):
         super().setUp()
@@ -178,7 +187,7 @@ class TestAttnMeta(CompileTestCase):
         for symbolic in (False, True):
             mode = fake_mode(symbolic)
             name = "symbolic" if symbolic else "fake"
-            yield name, mode, to_fake(mode, tensors)
+            yield name, use(mode), to_fake(mode, tensors)
 
     @by_case
     @dtypes(torch.float, torch.bfloat16, torch.cfloat)

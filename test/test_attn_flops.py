@@ -8,12 +8,11 @@ from itertools import product
 from attn_function import double_backward, gradients, INPUTS
 from test_attn import attn_composed, by_case, Case, USED, WANTED
 from test_attn_autograd import pullback, pushforward, subsets
-from test_attn_compile import CompileTestCase, fake_mode, to_fake
+from test_attn_compile import CompileTestCase, fake_mode, to_fake, use
 from test_attn_vmap import along
 
 import torch
 from functorch.compile import make_boxed_func
-from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.backends.common import aot_autograd
 from torch.func import jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -40,8 +39,7 @@ def count_flops(compute, *args):
 
 def flops_of_fake(symbolic, compute, *args):
     mode = fake_mode(symbolic)
-    # Tracing turns the Python dispatcher on; without it, 2.6's matmul fails on symbolic sizes.
-    with mode, enable_python_dispatcher():
+    with use(mode):
         return count_flops(compute, *to_fake(mode, args))
 
 
