@@ -196,7 +196,8 @@ def check(others: tuple[Path, ...], fetch: bool) -> None:
     """Check the stack's rules, and that it resolves against every PyTorch at hand.
 
     At hand are the bases and sources below build/, and what --upstream names. Every commit is
-    resolved; every anchor must match exactly one line.
+    resolved; every anchor must match exactly one line, and PyTorch must have what the tip's Python
+    files import from it.
     """
     stack = Stack(paths.ROOT)
     report(overlay.check(stack, fetch=fetch, others=others) + suites.problems(stack))

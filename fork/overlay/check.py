@@ -7,6 +7,7 @@ from fork import paths
 from fork.console import console
 from fork.errors import ForkError
 from fork.overlay.edit import resolve, target_of
+from fork.overlay.imports import missing_imports
 from fork.overlay.releases import fetch_anchors
 from fork.overlay.stack import Stack
 from fork.overlay.upstream import UNPACKED, Upstream
@@ -23,7 +24,7 @@ def at_hand() -> list[Upstream]:
 
 
 def check(stack: Stack, *, fetch: bool = False, others: Iterable[Path] = ()) -> list[str]:
-    """Finds what is wrong with the stack: with its rules, and its anchors in each PyTorch at hand.
+    """Finds what is wrong with the stack: its rules, its anchors and imports in each PyTorch at hand.
 
     With `fetch` a small wheel of every supported release is downloaded first; `others` are further
     PyTorches. Prints a line for each. A stack that breaks the rules is not resolved.
@@ -44,9 +45,11 @@ def check(stack: Stack, *, fetch: bool = False, others: Iterable[Path] = ()) -> 
                 found.setdefault(str(e), str(commit))
         lacking = sum(upstream.place(target) is None for target in edited)
         untried = f"; {lacking} of {len(edited)} edited files are in no wheel" if lacking else ""
-        fits = "does not fit" if found else "all anchors match"
+        wrong = [f"{commit}: {what}" for what, commit in found.items()]
+        wrong = wrong or missing_imports(stack.tree(), upstream)
+        fits = "does not fit" if wrong else "all anchors match"
         console.print(f"{upstream}: {fits}{untried}")
-        problems += [f"{commit}: {what}" for what, commit in found.items()]
+        problems += wrong
     if not upstreams:
         console.print("no PyTorch at hand to resolve against: name one with --upstream")
     return problems

@@ -23,9 +23,6 @@ from collections.abc import Sequence
 
 import torch
 from torch.distributed.tensor._op_schema import OpSchema, OpStrategy, RuntimeSchemaInfo
-
-# PyTorch 2.10 alone has register_op_strategy in another file than utils.
-from torch.distributed.tensor._ops._matrix_ops import register_op_strategy
 from torch.distributed.tensor._ops.utils import (
     expand_to_full_mesh_op_strategy,
     normalize_dim,
@@ -37,6 +34,11 @@ from torch.distributed.tensor.placement_types import (
     Shard,
 )
 
+
+try:
+    from torch.distributed.tensor._ops.utils import register_op_strategy
+except ImportError:  # PyTorch 2.10
+    from torch.distributed.tensor._ops.registration import register_op_strategy
 
 aten = torch.ops.aten
 
