@@ -1,6 +1,6 @@
 """Time and memory of attn_output over the length of a sequence, beside others.
 
-    python bench/lengths.py                  # n = m from 512 to 65,536, a quarter of an hour
+    python bench/lengths.py                  # n = m from 512 to 65,536, 25 minutes
     python bench/lengths.py --largest 2048   # a part of it
 
 Writes cpu-lengths.json, cpu-lengths.md and a plot into the folder --out.
