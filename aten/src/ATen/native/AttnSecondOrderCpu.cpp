@@ -13,7 +13,6 @@
 #include <ATen/ops/_attn_output_double_backward_native.h>
 #include <ATen/ops/_attn_output_jvp_native.h>
 #include <ATen/ops/attn_output_native.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #endif
 
@@ -30,18 +29,12 @@ namespace {
 // Calls the kernel for q, k and v that have a sample, with a tangent of q or k.
 void run_kernel(
     const AttnSecondOrder& results,
-    AttnTangents tangents,
+    const AttnTangents& tangents,
     const Tensor& q,
     const Tensor& k,
     const Tensor& v,
     bool is_causal,
     double scale) {
-  const bool has_q = tangents.q.defined(), has_k = tangents.k.defined();
-  // q' kᵀ + q k'ᵀ = [q' q] [k k']ᵀ
-  tangents.left =
-      has_q && has_k ? at::cat({tangents.q, q}, -1) : (has_q ? tangents.q : q);
-  tangents.right =
-      has_q && has_k ? at::cat({k, tangents.k}, -1) : (has_k ? tangents.k : k);
   const AttnSharedBatch order(q, k);
   attn_second_order_stub(
       kCPU,
@@ -54,8 +47,6 @@ void run_kernel(
           order(tangents.q),
           order(tangents.k),
           order(tangents.v),
-          order(tangents.left),
-          order(tangents.right),
           order(tangents.grad_output)},
       order(q),
       order(k),

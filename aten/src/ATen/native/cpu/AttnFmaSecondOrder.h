@@ -6,12 +6,9 @@
 namespace at::native::attn_cpu {
 inline namespace CPU_CAPABILITY {
 
-// The inputs of a tile: with tangents q' and k', left is [q', q] and right is
-// [k, k'], so that left rightᵀ = q' kᵀ + q k'ᵀ. With one of the tangents, the
-// other's part is left out.
 template <typename S>
 struct SecondOrderTile : Tile<S> {
-  Matrix<const S> left, right, q_tangent, k_tangent, v_tangent;
+  Matrix<const S> q_tangent, k_tangent, v_tangent;
 };
 
 // With attn' and S̄' the tangents of attn and S̄ for those of q, k and v:
@@ -23,7 +20,7 @@ struct SecondOrderTile : Tile<S> {
 template <typename S>
 struct SecondOrderArgs : BackwardArgs<S> {
   MatrixBatch<S> output_tangent;
-  MatrixBatch<const S> left, right, q_tangent, k_tangent, v_tangent;
+  MatrixBatch<const S> q_tangent, k_tangent, v_tangent;
 
   std::array<Gradient<S>, 4> gradients() const {
     return {
@@ -39,8 +36,6 @@ struct SecondOrderArgs : BackwardArgs<S> {
     };
     return {
         BackwardArgs<S>::tile(b, i, j, rows, cols),
-        block(left, i, rows),
-        block(right, j, cols),
         block(q_tangent, i, rows),
         block(k_tangent, j, cols),
         block(v_tangent, j, cols)};
@@ -68,7 +63,7 @@ class FmaSecondOrder : FmaBackward<S> {
               this->transposed ? cols : args.sizes.m,
               this->transposed ? cols : rows,
               this->transposed ? rows : cols,
-              args.left[0].cols,
+              args.sizes.d,
               false,
               0) {
       tangent = this->scratch.add(
@@ -93,10 +88,9 @@ class FmaSecondOrder : FmaBackward<S> {
       x.rows = std::min(x.rows, cols_);
     };
     kept(matrices_.v);
-    kept(matrices_.right);
     kept(matrices_.k_tangent);
     kept(matrices_.v_tangent);
-    make(tangents_, matrices_.left, matrices_.right, attn_tangent_);
+    make_scores_tangent();
     if (with_scores) {
       make(grads_, grad_output_, matrices_.v, scores_tile());
       if (matrices_.v_tangent.data != nullptr) {
@@ -131,6 +125,22 @@ class FmaSecondOrder : FmaBackward<S> {
   // S̄; tile_ is its tangent
   T* scores_tile() const {
     return this->grad_tile_;
+  }
+
+  // attn_tangent_ = q' kᵀ + q k'ᵀ
+  void make_scores_tangent() {
+    const auto &q_t = matrices_.q_tangent, &k_t = matrices_.k_tangent;
+    if (q_t.data != nullptr) {
+      make(tangents_, q_t, k_, attn_tangent_);
+    }
+    if (k_t.data == nullptr) {
+      return;
+    }
+    if (q_t.data == nullptr) {
+      return make(tangents_, q_, k_t, attn_tangent_);
+    }
+    make(tangents_, q_, k_t, tile_);
+    add_sum(true, attn_tangent_, tile_, (transposed_ ? cols_ : rows_) * ld_);
   }
 
   // tile = a bᵀ

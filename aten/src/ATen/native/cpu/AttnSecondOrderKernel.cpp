@@ -41,8 +41,6 @@ void attn_second_order_kernel(
              attn_cpu::form_of(is_causal, scale),
              group},
             attn_cpu::batch_of<S>(results.output_tangent),
-            attn_cpu::batch_of<const S>(tangents.left),
-            attn_cpu::batch_of<const S>(tangents.right),
             attn_cpu::batch_of<const S>(tangents.q),
             attn_cpu::batch_of<const S>(tangents.k),
             attn_cpu::batch_of<const S>(tangents.v)};

@@ -6,10 +6,9 @@
 namespace at::native {
 
 // The tangents of attn_output's inputs, and the gradient of its output's
-// tangent. What is zero, or not there, is undefined. The tangent of q kᵀ is
-// left rightᵀ.
+// tangent. What is zero, or not there, is undefined.
 struct AttnTangents {
-  Tensor q, k, v, left, right, grad_output;
+  Tensor q, k, v, grad_output;
 };
 
 // The results that are wanted are contiguous. The others are undefined.
