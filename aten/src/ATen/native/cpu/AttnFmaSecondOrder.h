@@ -1,46 +1,10 @@
 #pragma once
 
-#include <ATen/native/cpu/AttnBackward.h>
 #include <ATen/native/cpu/AttnFmaBackward.h>
+#include <ATen/native/cpu/AttnSecondOrder.h>
 
 namespace at::native::attn_cpu {
 inline namespace CPU_CAPABILITY {
-
-template <typename S>
-struct SecondOrderTile : Tile<S> {
-  Matrix<const S> q_tangent, k_tangent, v_tangent;
-};
-
-// With attn' and S̄' the tangents of attn and S̄ for those of q, k and v:
-//   output' = attn' v + attn v'
-// and the gradients of <grad_output, output'>, which are the tangents of those
-// of <grad_output, output>:
-//   grad_q = S̄' k + S̄ k', grad_k = S̄'ᵀ q + S̄ᵀ q', grad_v = attn'ᵀ grad_output
-// A tangent that is zero is missing; q' and k' aren't both.
-template <typename S>
-struct SecondOrderArgs : BackwardArgs<S> {
-  MatrixBatch<S> output_tangent;
-  MatrixBatch<const S> q_tangent, k_tangent, v_tangent;
-
-  std::array<Gradient<S>, 4> gradients() const {
-    return {
-        {{this->grad_q, true},
-         {this->grad_k, false},
-         {this->grad_v, false},
-         {output_tangent, true}}};
-  }
-  SecondOrderTile<S> tile(
-      int64_t b, int64_t i, int64_t j, int64_t rows, int64_t cols) const {
-    const auto block = [&](const auto& x, int64_t row, int64_t count) {
-      return x ? x[b].block(row, 0, count, x[b].cols) : Matrix<const S>{};
-    };
-    return {
-        BackwardArgs<S>::tile(b, i, j, rows, cols),
-        block(q_tangent, i, rows),
-        block(k_tangent, j, cols),
-        block(v_tangent, j, cols)};
-  }
-};
 
 // Computes the tiles of SecondOrderArgs by FMA: those of the backward, and
 // their tangents.
@@ -193,8 +157,7 @@ class FmaSecondOrder : FmaBackward<S> {
     }
   }
 
-  // total (+)= a x + b y, or aᵀ x + bᵀ y, where y may be missing. A sum is made
-  // before it is added: see Note [Tiles of attn].
+  // total (+)= a x + b y, or aᵀ x + bᵀ y, where y may be missing
   template <typename O>
   void add_two(
       bool of_rows,
@@ -204,19 +167,16 @@ class FmaSecondOrder : FmaBackward<S> {
       const Matrix<const S>& y,
       bool accumulate,
       O* total) {
-    if (y.data == nullptr) {
-      return this->add_product(accumulate, of_rows, a, x, total);
-    }
     const auto rows = of_rows ? rows_ : this->all_cols_;
-    if constexpr (std::is_same_v<T, O>) {
-      if (!accumulate) {
-        this->add_product(false, of_rows, a, x, total);
-        return this->add_product(true, of_rows, b, y, total);
-      }
-    }
-    this->add_product(false, of_rows, a, x, sum_);
-    this->add_product(true, of_rows, b, y, sum_);
-    add_sum(accumulate, total, sum_, rows * x.cols);
+    add_products<T>(
+        y.data != nullptr,
+        accumulate,
+        rows * x.cols,
+        sum_,
+        total,
+        [&](bool second, bool adds, auto* out) {
+          this->add_product(adds, of_rows, second ? b : a, second ? y : x, out);
+        });
   }
 
   Scores<S> tangents_;

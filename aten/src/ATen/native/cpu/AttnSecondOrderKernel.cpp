@@ -2,12 +2,35 @@
 #include <ATen/native/cpu/AttnSecondOrderKernel.h>
 
 #include <ATen/Dispatch.h>
+#include <ATen/native/cpu/AttnBackward.h>
 #include <ATen/native/cpu/AttnFmaSecondOrder.h>
 #include <ATen/native/cpu/AttnTensors.h>
+#include <ATen/native/cpu/AttnVnniSecondOrder.h>
 
 namespace at::native {
 
 namespace {
+
+// Chooses the kernel as the backward does. See AttnKernels.h.
+template <typename S>
+void second_order(
+    const attn_cpu::SecondOrderArgs<S>& args,
+    const attn_cpu::Runtime& runtime) {
+  using namespace attn_cpu;
+#if defined(CPU_CAPABILITY_AVX512)
+  if constexpr (std::is_same_v<S, at::BFloat16>) {
+    if (Pairs::fits_backward(args.sizes) && Pairs::available()) {
+      return backward_by<S, VnniSecondOrder<Pairs>>(args, runtime);
+    }
+  }
+  if constexpr (!std::is_same_v<S, at::opmath_type<S>>) {
+    if (Brgemm<S>::fits_backward(args.sizes) && Brgemm<S>::available()) {
+      return backward_by<S, VnniSecondOrder<Brgemm<S>>>(args, runtime);
+    }
+  }
+#endif
+  backward_by<S, FmaSecondOrder<S>>(args, runtime);
+}
 
 void attn_second_order_kernel(
     const AttnSecondOrder& results,
@@ -44,8 +67,7 @@ void attn_second_order_kernel(
             attn_cpu::batch_of<const S>(tangents.q),
             attn_cpu::batch_of<const S>(tangents.k),
             attn_cpu::batch_of<const S>(tangents.v)};
-        attn_cpu::backward_by<S, attn_cpu::FmaSecondOrder<S>>(
-            args, attn_cpu::aten_runtime());
+        second_order(args, attn_cpu::aten_runtime());
       });
 }
 

@@ -23,23 +23,23 @@ class VnniBackward {
   // Offsets in the scratch memory, in elements of T, for tiles of at most
   // `rows` rows and `cols` columns of attn.
   struct Layout {
+    ScratchLayout scratch;
     int64_t acc, left, right, tile, attn, size;
 
     Layout(const BackwardArgs<S>& args, int64_t rows, int64_t cols) {
       const auto width = std::max(args.sizes.d, args.sizes.e);
-      ScratchLayout layout;
-      acc = layout.add(MC * BRGEMM_LD);
-      left = layout.add(
+      acc = scratch.add(MC * BRGEMM_LD);
+      left = scratch.add(
           std::max(
               Products::left_size(rows, width),
               Products::left_size(cols, rows)));
-      right = layout.add(
+      right = scratch.add(
           std::max(
               Products::right_size(width, cols),
               Products::right_size(std::max(rows, cols), width)));
-      tile = layout.add(Products::left_size(rows, cols));
-      attn = layout.add(args.attn ? 0 : Products::left_size(rows, cols));
-      size = layout.size();
+      tile = scratch.add(Products::left_size(rows, cols));
+      attn = scratch.add(args.attn ? 0 : Products::left_size(rows, cols));
+      size = scratch.size();
     }
   };
 
@@ -87,7 +87,7 @@ class VnniBackward {
     }
   }
 
- private:
+ protected:
   using Products = VnniProducts<Micro>;
   using Vec = typename Products::Vec;
   static constexpr auto MC = Products::MC, W = Products::W;
