@@ -81,8 +81,8 @@ int main() {
   std::printf("%d\\n", int(kernels.size()));
 }
 """
-# attn and its backward by oneDNN's products, also where attn itself multiplies otherwise.
-BY_BRGEMM = """
+# Tensors as the kernel takes them.
+DENSE = """
 #include <ATen/native/cpu/AttnKernels.h>
 #include <ATen/native/cpu/AttnTensors.h>
 
@@ -99,7 +99,9 @@ struct Dense {
     return {data, sizes, strides, 2};
   }
 };
-
+"""
+# attn and its backward by oneDNN's products, also where attn itself multiplies otherwise.
+BY_BRGEMM = """
 extern "C" void by_brgemm(int64_t m, int64_t n, int64_t d, int64_t e, void** x) {
   const Sizes sizes{1, m, n, d, e};
   const Dense<const S> q(x[0], m, d), k(x[1], n, d), v(x[2], n, e), grad_output(x[3], m, e),
@@ -114,11 +116,11 @@ extern "C" void by_brgemm(int64_t m, int64_t n, int64_t d, int64_t e, void** x) 
 """
 
 
-def by_brgemm(folder):
-    """BY_BRGEMM, compiled: RESULTS from INPUTS and both gradients."""
+def compiled(folder, text):
+    """A library of C++ that includes the kernel."""
     source = os.path.join(folder, "by_brgemm.cpp")
     with open(source, "w") as file:
-        file.write(BY_BRGEMM)
+        file.write(text)
     capability = [f"-DCPU_CAPABILITY={CAPABILITY}", f"-DCPU_CAPABILITY_{CAPABILITY}"]
     flags = ["-O1", "-w", *capability, *FLAGS[CAPABILITY]]
     load(
@@ -128,15 +130,25 @@ def by_brgemm(folder):
         build_directory=folder,
         is_python_module=False,
     )
-    library = ctypes.CDLL(os.path.join(folder, "by_brgemm.so"))
+    return ctypes.CDLL(os.path.join(folder, "by_brgemm.so"))
+
+
+def call(function, sizes, tensors):
+    """Calls C++ with the sizes, then the tensors' data."""
+    tensors = [x.contiguous() for x in tensors]
+    pointers = (ctypes.c_void_p * len(tensors))(*(x.data_ptr() for x in tensors))
+    function(*map(ctypes.c_int64, sizes), pointers)
+
+
+def by_brgemm(folder):
+    """BY_BRGEMM, compiled: RESULTS from INPUTS and both gradients."""
+    library = compiled(folder, DENSE + BY_BRGEMM)
 
     def run(q, k, v, grad_output, grad_attn):
         given = q, k, v, grad_output, grad_attn
         results = [torch.empty_like(x) for x in (grad_output, grad_attn, q, k, v)]
         sizes = *q.shape[:1], *k.shape, *v.shape[1:]
-        tensors = [x.contiguous() for x in (*given, *results)]
-        pointers = (ctypes.c_void_p * 10)(*(x.data_ptr() for x in tensors))
-        library.by_brgemm(*map(ctypes.c_int64, sizes), pointers)
+        call(library.by_brgemm, sizes, (*given, *results))
         return results
 
     return run

@@ -5,9 +5,11 @@
 import json
 import math
 import os
+import tempfile
 import unittest
 from itertools import product
 
+from test_attn_brgemm import call, compiled, DENSE, multiplies_bfloat16
 from test_attn_kernel import (
     by_dtype,
     compact,
@@ -43,6 +45,23 @@ from hypothesis import strategies as st
 
 
 MASKED = (False, True)
+# By oneDNN's products, also where the operator itself multiplies otherwise.
+BY_BRGEMM = """
+#include <ATen/native/cpu/AttnVnniSecondOrder.h>
+
+extern "C" void by_brgemm(
+    int64_t m, int64_t n, int64_t d, int64_t e, int64_t is_causal, void** x) {
+  const Sizes sizes{1, m, n, d, e};
+  const Dense<const S> q(x[0], m, d), k(x[1], n, d), v(x[2], n, e), q_tangent(x[3], m, d),
+      k_tangent(x[4], n, d), v_tangent(x[5], n, e), grad_output(x[6], m, e);
+  const Dense<S> output_tangent(x[7], m, e), grad_q(x[8], m, d), grad_k(x[9], n, d),
+      grad_v(x[10], n, e);
+  const SecondOrderArgs<S> args{
+      {sizes, grad_q, grad_k, grad_v, grad_output, {}, q, k, v, {}, form_of(is_causal, 1.), 1},
+      output_tangent, q_tangent, k_tangent, v_tangent};
+  backward_by<S, VnniSecondOrder<Brgemm<S>>>(args, aten_runtime());
+}
+"""
 HAVE_TANGENTS = st.sampled_from(GIVEN)
 
 
@@ -221,6 +240,31 @@ class TestAttnOutputSecondOrderProperties(KernelTestCase):
             self.assertTrue(grads[1].isnan().any())
 
 
+class TestAttnOutputSecondOrderByBrgemm(KernelTestCase):
+    @unittest.skipUnless(multiplies_bfloat16(), "oneDNN has no such products here")
+    @unittest.skipIf(TEST_WITH_ASAN, "the library has no sanitizer in it")
+    def test_values(self, device):
+        """They are no further from the maths in double than the operator's are."""
+        with tempfile.TemporaryDirectory() as folder:
+            library = compiled(folder, DENSE + BY_BRGEMM)
+            # The operator cuts keys off that are masked for all queries: n is at most m.
+            for sizes in ((130, 97, 9, 8), (300, 300, 64, 64), (400, 193, 33, 260)):
+                for is_causal in MASKED:
+                    problem = Problem(sized(*sizes), (), is_causal)
+                    tensors = make(problem, torch.bfloat16, 0, GIVEN[-1])
+                    found = [
+                        torch.empty_like(tensors[i])
+                        for i in (6, 0, 1, 2)  # of the output's, q's, k's and v's sizes
+                    ]
+                    call(library.by_brgemm, (*sizes, is_causal), (*tensors, *found))
+                    operators = run(problem, tensors)
+                    exact = run(problem, [x.double() for x in tensors])
+                    for x, y, z in zip(found, operators, exact):
+                        with self.subTest(sizes=sizes, is_causal=is_causal):
+                            allowed = 1.5 * (y - z).norm()
+                            self.assertLessEqual((x - z).norm(), allowed)
+
+
 def run_properties():
     """For a process of its own: the tests above, then a line of JSON on them."""
     print(json.dumps(report_on(__name__, "TestAttnOutputSecondOrderPropertiesCPU")))
@@ -238,6 +282,9 @@ instantiate_device_type_tests(
 )
 instantiate_device_type_tests(
     TestAttnOutputSecondOrderProperties, globals(), only_for="cpu"
+)
+instantiate_device_type_tests(
+    TestAttnOutputSecondOrderByBrgemm, globals(), only_for="cpu"
 )
 instantiate_device_type_tests(
     TestAttnOutputSecondOrderOfInstructionSets, globals(), only_for="cpu"
