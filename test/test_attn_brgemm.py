@@ -81,7 +81,7 @@ int main() {
   std::printf("%d\\n", int(kernels.size()));
 }
 """
-# Tensors as the kernel takes them.
+# Sources begin with this: what they include, and a matrix as the kernel takes it.
 DENSE = """
 #include <ATen/native/cpu/AttnKernels.h>
 #include <ATen/native/cpu/AttnTensors.h>
@@ -117,7 +117,7 @@ extern "C" void by_brgemm(int64_t m, int64_t n, int64_t d, int64_t e, void** x) 
 
 
 def compiled(folder, text):
-    """A library of C++ that includes the kernel."""
+    """Compiles C++ that includes the kernel. Returns the library."""
     source = os.path.join(folder, "by_brgemm.cpp")
     with open(source, "w") as file:
         file.write(text)

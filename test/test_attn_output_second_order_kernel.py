@@ -45,7 +45,8 @@ from hypothesis import strategies as st
 
 
 MASKED = (False, True)
-# By oneDNN's products, also where the operator itself multiplies otherwise.
+# This computes the second derivatives by oneDNN's products, also where the operator itself
+# multiplies otherwise.
 BY_BRGEMM = """
 #include <ATen/native/cpu/AttnVnniSecondOrder.h>
 
@@ -244,7 +245,7 @@ class TestAttnOutputSecondOrderByBrgemm(KernelTestCase):
     @unittest.skipUnless(multiplies_bfloat16(), "oneDNN has no such products here")
     @unittest.skipIf(TEST_WITH_ASAN, "the library has no sanitizer in it")
     def test_values(self, device):
-        """They are no further from the maths in double than the operator's are."""
+        """Their error is at most one and a half times that of the operator's."""
         with tempfile.TemporaryDirectory() as folder:
             library = compiled(folder, DENSE + BY_BRGEMM)
             # The operator cuts keys off that are masked for all queries: n is at most m.

@@ -24,7 +24,7 @@ def at_hand() -> list[Upstream]:
 
 
 def check(stack: Stack, *, fetch: bool = False, others: Iterable[Path] = ()) -> list[str]:
-    """Finds what is wrong with the stack: its rules, its anchors and imports in each PyTorch at hand.
+    """Finds what is wrong with the stack: its rules, and how it fits each PyTorch at hand.
 
     With `fetch` a small wheel of every supported release is downloaded first; `others` are further
     PyTorches. Prints a line for each. A stack that breaks the rules is not resolved.

@@ -6,6 +6,7 @@
 namespace at::native::attn_cpu {
 inline namespace CPU_CAPABILITY {
 
+// The inputs of a tile, and their tangents. One that is zero has no data.
 template <typename S>
 struct SecondOrderTile : Tile<S> {
   Matrix<const S> q_tangent, k_tangent, v_tangent;
