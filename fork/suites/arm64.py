@@ -37,8 +37,8 @@ PACKAGES = (f"python{PYTHON}", f"libpython{PYTHON}-dev", "libstdc++6")
 # Test files that end so are not run, because each takes many minutes in an emulator. What they test
 # does not depend on the machine, or is another machine's.
 LEFT_OUT = (
-    *("aot_inductor", "autocast", "brgemm", "compile", "cpp", "cuda", "dtensor", "examples"),
-    *("flops", "ring", "vmap"),
+    *("aot_inductor", "autocast", "brgemm", "compile", "cpp", "cuda", "dtensor", "energy"),
+    *("examples", "flops", "ring", "tracing", "vmap"),
 )
 # Of these files only the tests that match are run: those of small sizes, at which kernels differ.
 KERNEL = f"test_{PROJECT}_kernel.py"
@@ -47,6 +47,10 @@ ONLY = {
     f"test_{PROJECT}_output.py": (
         *("*test_values_and_gradients_[!2]*", "*test_choice_of_gradients*", "*test_gradcheck*"),
         *("*test_no_sample*", "*test_saves_its*", "*test_jacobian*", "*test_a_query*"),
+    ),
+    f"test_{PROJECT}_output_second_order.py": (
+        *("*test_values_[!27]*", "*test_values_2_3_3*", "*test_gradcheck_3_4*"),
+        *("*test_choice_of_results*", "*test_no_*", "*test_uses*alone*"),
     ),
 }
 # Upstream's name for: skip tests that would take too long. Files that end in one of COMPILED
