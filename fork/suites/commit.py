@@ -13,7 +13,7 @@ from fork.graft import graft_into
 from fork.overlay import NATIVE, Commit, Stack, Upstream, make_tree, operators, suites_release
 from fork.source import pristine
 from fork.suites import torchbind
-from fork.suites.files import SUITES, own_files
+from fork.suites.files import SUITES
 from fork.suites.pending import run_pending
 from fork.suites.plan import REQUIREMENTS, Plan, problems
 from fork.suites.record import Passed, Record
@@ -25,26 +25,26 @@ SHARED = "stack"  # the folder in which `make test-stack` has its tree and its g
 Ran = tuple[list[Result], list[Result]]  # upstream's suites, the operator's own files
 
 
-def run_upstream(number: int | None, upstream: Path | None, only: Sequence[str] = ()) -> Ran:
-    """Runs upstream's suites, or `only` some, on commits 1 to `number`, then the operator's files.
+def run_upstream(
+    number: int | None, upstream: Path | None, only: Sequence[str] = ()
+) -> list[Result]:
+    """Runs upstream's suites, or `only` some, on commits 1 to `number`.
 
     `upstream` is a source tree of the release, by default Debian's. Before the commit that adds the
-    operator none of upstream's tests is ours, so none is run.
+    operator none of upstream's tests is ours.
     """
     stack = Stack(paths.ROOT)
     commit = stack.commits[-1] if number is None else stack.commit(number)
-    wanted = {name: SUITES.get(name, ()) for name in only} or SUITES
     if NATIVE not in stack.tree(commit.number):
-        wanted = {}
-        console.print(f"{commit} has no operator yet: none of upstream's tests is ours")
+        raise ForkError(f"{commit} has no operator yet: none of upstream's tests is ours")
+    suites = {name: SUITES.get(name, ()) for name in only or SUITES}
     upstream, venv = place(upstream)
     tree = source_tree(stack, commit, upstream, commit.folder.name)
-    ran = run_plan(Plan({**wanted}, {} if only else own_files(tree)), stack, commit, tree, venv)
-    if wanted:
-        first, *_ = operators(paths.ROOT / NATIVE)
-        command = f"cd {tree} && {venv}/bin/python test/test_ops.py -k {first}"
-        console.print(f"by hand: {command}")
-    return ran
+    results, _ = run_plan(Plan(suites, {}), stack, commit, tree, venv)
+    first, *_ = operators(paths.ROOT / NATIVE)
+    command = f"cd {tree} && {venv}/bin/python test/test_ops.py -k {first}"
+    console.print(f"by hand: {command}")
+    return results
 
 
 def run_stack(upstream: Path | None, minutes: float | None) -> tuple[Record, dict[str, str]]:
