@@ -116,6 +116,6 @@ def finish_record(record: Record, states: Mapping[str, str]) -> int:
     passed = sum(map(record.holds, record.keys))
     failed = [*states.values()].count(FAILED)
     left = len(record.keys) - passed - failed
-    what = f"{passed} {record.things} passed"
-    console.print(f"{what}, {failed} failed, {left} are still to be run")
+    what = f"{passed} of {len(record.keys)} {record.things} passed"
+    console.print(f"{what}, {failed} failed, {left} to be run")
     return 1 if failed else 0

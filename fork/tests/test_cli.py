@@ -300,7 +300,7 @@ def test_upstreams_suites_that_fail(runner, outcome, word, monkeypatch):
 def test_each_commit_of_the_stack(runner):
     """Each runs its plan's files, its own, and the lab's suites if they see it; the tip first."""
     code, output = invoke("test-stack")
-    assert code == 0 and "5 commits passed, 0 failed, 0 are still to be run" in output
+    assert code == 0 and "5 of 5 commits passed, 0 failed, 0 to be run" in output
     assert runner.ran == [
         ("05-vmap", [*LAB, "test_attn_vmap.py"]),
         ("02-script", ["test/attn_function.py --seed 1"]),
@@ -324,7 +324,7 @@ def test_what_passed_is_run_again_where_it_changes(runner):
     (paths.ROOT / "aten/src/ATen/native/cpu/Attn.h").write_text("// faster\n")
     code, output = invoke("test-stack", "--minutes", 0)
     assert (code, runner.commits()) == (0, [])
-    assert output.count("to be run again") == 2 and "2 are still to be run" in output
+    assert output.count("to be run again") == 2 and "3 of 5 commits passed, 0 failed, 2 to be run" in output
     assert invoke("test-stack")[0] == 0
     assert runner.commits() == ["05-vmap", "04-kernel"]
 
@@ -334,7 +334,7 @@ def test_a_commit_that_fails_fails_the_stack_and_is_run_again(runner, outcome):
     runner.outcomes["03-op"] = outcome
     code, output = invoke("test-stack")
     assert code == 1 and "03-op failed" in output and "05-vmap 6 0 0 1 0 0" in output
-    assert "4 commits passed, 1 failed, 0 are still to be run" in output
+    assert "4 of 5 commits passed, 1 failed, 0 to be run" in output
     assert not isinstance(outcome, Exception) or f"error: {outcome}" in output
     runner.commits()
     runner.outcomes.clear()
@@ -367,7 +367,7 @@ def test_a_commit_begins_only_if_it_is_likely_to_end_in_time(runner, monkeypatch
     assert runner.commits() == ["05-vmap"]  # the estimate for any other is as long as this one took
     code, output = invoke("test-stack", "--minutes", 3)
     assert (code, runner.commits()) == (0, ["02-script", "03-op"])
-    assert "1 are still to be run" in output
+    assert "4 of 5 commits passed, 0 failed, 1 to be run" in output
     assert invoke("test-stack")[0] == 0
     runner.commits()
     (paths.ROOT / "torch/attn.py").write_text("changed = True\n")

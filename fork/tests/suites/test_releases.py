@@ -70,7 +70,7 @@ def there(release):
 
 def test_each_release_is_tested_once_and_removed(runner):
     code, output = invoke("test-releases")
-    assert code == 0 and "3 releases passed, 0 failed, 0 are still to be run" in output
+    assert code == 0 and "3 of 3 releases passed, 0 failed, 0 to be run" in output
     assert runner.releases() == runner.looked == [KEPT, DEFAULT, OTHER]
     assert f"{OTHER} on Python {PYTHON} {OTHER}+cpu 3 0 " in output
     assert there(KEPT) == there(DEFAULT) == {"bases", "graft"} and there(OTHER) == set()
@@ -88,7 +88,7 @@ def test_what_was_there_before_stays(runner):
 def test_a_release_that_fails_is_run_again(runner, outcome):
     runner.outcomes[DEFAULT] = outcome
     code, output = invoke("test-releases")
-    assert code == 1 and "2 releases passed, 1 failed, 0 are still to be run" in output
+    assert code == 1 and "2 of 3 releases passed, 1 failed, 0 to be run" in output
     assert isinstance(outcome, str) or f"error: {outcome}" in output
     runner.releases()
     runner.outcomes.clear()
@@ -100,7 +100,7 @@ def test_a_release_that_pip_may_not_have_is_left(runner):
     runner.outcomes[OTHER] = ForkError(f"torch {OTHER} {FORBIDDEN} torch=={OTHER} because ...")
     code, output = invoke("test-releases")
     assert code == 0 and BOUND in output
-    assert "2 releases passed, 0 failed, 1 are still to be run" in output
+    assert "2 of 3 releases passed, 0 failed, 1 to be run" in output
 
 
 def test_a_run_that_is_stopped_goes_on_where_it_was(runner):
