@@ -324,7 +324,8 @@ def test_what_passed_is_run_again_where_it_changes(runner):
     (paths.ROOT / "aten/src/ATen/native/cpu/Attn.h").write_text("// faster\n")
     code, output = invoke("test-stack", "--minutes", 0)
     assert (code, runner.commits()) == (0, [])
-    assert output.count("to be run again") == 2 and "3 of 5 commits passed, 0 failed, 2 to be run" in output
+    assert output.count("to be run again") == 2
+    assert "3 of 5 commits passed, 0 failed, 2 to be run" in output
     assert invoke("test-stack")[0] == 0
     assert runner.commits() == ["05-vmap", "04-kernel"]
 
