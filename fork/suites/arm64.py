@@ -43,8 +43,9 @@ LEFT_OUT = (
 # Of these files only the tests that match are run: of small sizes, at which kernels differ, and of
 # what kernels compute, not of what autograd makes of it.
 KERNEL = f"test_{PROJECT}_kernel.py"
+EDGES = ("*values_and_gradients_edges*", "*scale_of_scores_edges*")
 ONLY = {
-    KERNEL: ("*edges*", "*special_values_nan*", "*reads_nothing_else*", "*callers_at_once*"),
+    KERNEL: (*EDGES, "*special_values_nan*", "*reads_nothing_else*", "*callers_at_once*"),
     f"test_{PROJECT}_autograd.py": (
         *("*double_backward*", "*third_derivatives*", "*forward_over_reverse_of*"),
         *("*gradcheck*", "*deterministic*", "*threads*"),
@@ -103,7 +104,7 @@ def run_chosen(python: Path, logs: Path, variables: dict[str, str]) -> list[Resu
         with step("SVE256 in the emulator"):
             command = [python, "-c", PROBE]
             run(command, logs / "sve256.log", "no SVE256", env=environment() | variables)
-        suites, logs = {KERNEL: ("*edges*",)}, logs / "sve256"
+        suites, logs = {KERNEL: EDGES}, logs / "sve256"
         with_sve = run_suites(python, paths.ROOT, suites, log_dir=logs, variables=variables)
         for result in with_sve:
             result.suite += " (SVE256)"
