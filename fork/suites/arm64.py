@@ -34,14 +34,16 @@ PROGRAMS = {
 }
 PYTHON, DEBIAN = "3.11", "bookworm"
 PACKAGES = (f"python{PYTHON}", f"libpython{PYTHON}-dev", "libstdc++6")
-# Test files that end so are not run, because each takes many minutes in an emulator. What they test
-# does not depend on the machine, or is another machine's.
+# Test files that end so are not run: what they test does not depend on the machine, or is another
+# machine's. Most take many minutes in an emulator.
 LEFT_OUT = (
     *("aot_inductor", "autocast", "brgemm", "compile", "cpp", "cuda", "dtensor", "energy"),
     *("examples", "flops", "ring", "tracing", "vmap"),
 )
-# Of these files only the tests that match are run: of small sizes, at which kernels differ, and of
-# what kernels compute, not of what autograd makes of it.
+# Of these files only the tests that match are run. Some tests are left out because they repeat
+# others at other sizes (a name begins with them: a 2 is a batch, a 4 or 7 hundreds of rows), some
+# because autograd composes them of the kernels, and tables of threads because a property test draws
+# such cases.
 KERNEL = f"test_{PROJECT}_kernel.py"
 EDGES = ("*values_and_gradients_edges*", "*scale_of_scores_edges*")
 ONLY = {
