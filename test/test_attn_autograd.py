@@ -541,8 +541,10 @@ class TestAttnAutograd(AttnTestCase):
         blamed = [str(x.message) for x in caught if "Error detected" in str(x.message)]
         self.assertEqual(len(blamed), 1)
         self.assertIn(f"Error detected in {node}.", blamed[0])
-        # It says where the forward was called.
-        self.assertIn("test_attn_autograd.py", blamed[0])
+        # It says where the forward was called. The forward of the second order runs in the
+        # backward of the first, which a GPU has in a thread that has no lines of Python.
+        if order == 1 or torch.device(device).type == "cpu":
+            self.assertIn("test_attn_autograd.py", blamed[0])
 
     def test_retain_graph(self, device):
         inputs, grads = self.make(device, torch.double)

@@ -18,7 +18,7 @@ PACKAGES = (
     *("python3-filelock", "python3-fsspec", "python3-jinja2", "python3-networkx"),
     *("python3-sympy", "python3-typing-extensions", "python3-setuptools"),
     *("python3-expecttest", "python3-hypothesis", "python3-psutil", "python3-pytest"),
-    *("python3-scipy", "python3-xmlrunner"),
+    "python3-scipy",
 )
 # The build is for CPUs, and leaves out what the operator and its tests do not need.
 OFF = (

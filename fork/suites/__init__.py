@@ -9,5 +9,4 @@ from fork.suites.plan import problems
 from fork.suites.record import Record
 from fork.suites.releases import SUPPORTED, ReleasesRecord, run_releases
 from fork.suites.report import finish, finish_record, table
-from fork.suites.results import SUMMARY
 from fork.suites.run import environment, run_suites

@@ -113,6 +113,6 @@ def run_plan(
     logs = paths.BUILD / "suites" / f"{release}-{commit.folder.name}"
     ran = run_suites(python, tree, {**plan.upstream, **plan.own}, log_dir=logs)
     results, owns = ran[: len(plan.upstream)], ran[len(plan.upstream) :]
-    if results and not any(r.ran for r in results):
+    if results and not any(r.tests for r in results):
         raise ForkError("none of the tests is of the operator: upstream did not see its OpInfo")
     return results, owns + [run_script(python, tree, c, logs) for c in plan.scripts]

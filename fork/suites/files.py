@@ -1,7 +1,5 @@
 """Which test files there are: PyTorch's that go through every operator, and the operator's own."""
 
-import ast
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -10,7 +8,7 @@ from fork.overlay import NATIVE, operators
 
 # PyTorch's test files that go through all OpInfos, native functions, schemas or public functions.
 # Beside each, as `Class.test`, the tests that go through a whole registry under a name that is not
-# the operator's: these are ours too. The lab's six first.
+# the operator's: these run too. The lab's six first.
 LAB = {
     "test_ops.py": (),
     "test_overrides.py": ("TestResolveName.*", "TestDisabledUserWarnings.*"),
@@ -65,10 +63,10 @@ def is_test_file(suite: str) -> bool:
 
 
 def own_files(tree: Path) -> dict[str, tuple[str, ...]]:
-    """The operators' own test files in a tree, as suites: all of their tests are ours."""
+    """The operators' own test files in a tree, as suites: all of their tests run."""
     patterns = own_patterns(operators(paths.ROOT / NATIVE))
     files = {file for pattern in patterns for file in (tree / "test").glob(pattern)}
-    return {file.name: ("*",) for file in sorted(files)}
+    return {file.name: () for file in sorted(files)}
 
 
 def without(suites: Iterable[str], endings: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
@@ -77,40 +75,9 @@ def without(suites: Iterable[str], endings: tuple[str, ...]) -> dict[str, tuple[
     A script that runs no tests is not among them.
     """
     kept = (name for name in suites if is_test_file(name) and not name[:-3].endswith(endings))
-    return dict.fromkeys(kept, ("*",))
+    return dict.fromkeys(kept, ())
 
 
 def own_patterns(ops: Iterable[str]) -> list[str]:
     """What the operators' own test files are called."""
     return [pattern for op in ops for pattern in (f"{op}_*.py", f"test_{op}*.py")]
-
-
-def functions(file: Path) -> set[str]:
-    """The names of all functions written in a Python file."""
-    try:
-        tree = ast.parse(file.read_bytes())
-    except SyntaxError:
-        return set()  # the suite's own run ends with that error
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-    return {node.name for node in ast.walk(tree) if isinstance(node, kinds)}
-
-
-def is_ours(test: str, written: Iterable[str], op: str) -> bool:
-    """Whether a test exists because of the operator, not just has its name somewhere.
-
-    PyTorch makes a test of an operator from a function for all operators: its name, the
-    operator's, then a device or more (test_dtypes -> test_dtypes_bmm_cpu). What is written out
-    under the operator's name is ours if it begins with it (test_bmm_empty, not test_fake_bmm).
-    """
-
-    def begins(stem: str) -> bool:
-        return test == stem or test.startswith(f"{stem}_")
-
-    # functorch/test_vmap_registrations.py makes its tests from the dispatcher's entries.
-    if entry := re.search(r"_\[aten::(\w+)", test):
-        return entry[1] in (op, f"_{op}_backward")
-    if any(op in name and begins(name) for name in written):
-        return begins(f"test_{op}")
-    # test_overrides.py makes its tests from a namespace and a function, without a written name.
-    stems = [*written, "test_torch", "test_Tensor"]
-    return any(begins(f"{stem}_{op}") for stem in stems)

@@ -124,7 +124,7 @@ class Plan:
             for name, walks in suites.items()
             if not is_own[name]
         }
-        return cls(known, {n: ("*",) for n in sorted(suites) if is_own[n]}, scripts)
+        return cls(known, {n: () for n in sorted(suites) if is_own[n]}, scripts)
 
     def __bool__(self) -> bool:
         return bool(self.upstream or self.own or self.scripts)

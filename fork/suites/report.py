@@ -1,7 +1,6 @@
 """Shows a user the suites: a line as each ends, tables, and what failed."""
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich.console import Group
@@ -10,7 +9,7 @@ from rich.text import Text
 
 from fork.console import console, new_table, print_wide
 from fork.suites.record import FAILED, Record
-from fork.suites.results import COUNTS, Result, counts, tally
+from fork.suites.results import COUNTS, Result, tally
 
 LOG_LINES = 12  # that are shown of a log
 # The beginning of what a sanitizer, or a process that a test started and that was killed, has to
@@ -23,40 +22,29 @@ REPORT = re.compile(
 
 
 def progress(result: Result) -> Text:
-    what = result.broken or f"{result.ran} of ours ran, {result.failed} failed"
-    if others := len(result.upstreams):
-        what += f"; {others} of upstream's, {counts(result.upstreams)['failed']} failed"
+    what = result.broken or f"{result.counts['ran']} ran, {result.counts['failed']} failed"
     line = Text("ok     " if result.ok else "FAILED ", style="green" if result.ok else "red")
     line.append(f"{result.suite}: {what} ({result.seconds:.0f} s)", style="default")
     return line
 
 
 def table(results: Sequence[Result], own: Sequence[Result] = ()) -> Group:
-    """Our tests by suite, upstream's own that the name also selects, skipped files, failures."""
-    parts: list = []
-    for title, of in (("Our tests", results), ("The operator's own test files", own)):
-        if of:
-            parts.append(rows(title, [(r, r.ours, r.broken) for r in of]))
-    others = [(r, r.upstreams, "") for r in results if r.upstreams]
-    if others:
-        parts.append(rows("Upstream's own tests of a like name", others))
+    """Upstream's suites, the operators' own test files, skipped files, failures."""
+    titles = ("PyTorch's own suites", "The operators' own test files")
+    parts = [rows(title, of) for title, of in zip(titles, (results, own), strict=True) if of]
     skipped = [Text(f"{r.suite}: skipped: {r.lacks}\n") for r in (*results, *own) if r.lacks]
     return Group(*parts, *skipped, *failures([*results, *own]))
 
 
-def rows(title: str, counted: Sequence[tuple[Result, dict[str, str], str]]) -> Table:
-    lines = [
-        (result.suite, counts(tests, broken), f"{result.seconds:.1f}")
-        for result, tests, broken in counted
-    ]
-    totals = sum((by for _, by, _ in lines), Counter())
-    seconds = sum(result.seconds for result, _, _ in counted)
+def rows(title: str, results: Sequence[Result]) -> Table:
+    totals, seconds = tally(results), sum(result.seconds for result in results)
     grid = new_table(title, show_footer=True)
     grid.add_column("file", footer="total")
     for head, total in zip((*COUNTS, "seconds"), (*numbers(totals), f"{seconds:.1f}"), strict=True):
         grid.add_column(head, footer=total, justify="right")
-    for suite, by, took in lines:
-        grid.add_row(suite, *numbers(by), took, style="red" if by["failed"] else None)
+    for result in results:
+        style = None if result.ok else "red"
+        grid.add_row(result.suite, *numbers(result.counts), f"{result.seconds:.1f}", style=style)
     return grid
 
 
@@ -97,7 +85,7 @@ def failures(results: Iterable[Result]) -> Iterator[Text]:
             has, part = "ends", text.splitlines()[-LOG_LINES:]
         else:
             continue
-        why = result.broken or f"{result.failed} failed"
+        why = result.broken or f"{result.counts['failed']} failed"
         yield Text(f"{result.suite}: {why}; {result.log} {has}:", style="red")
         yield from (Text(f"  {line}", style="dim") for line in part)
 

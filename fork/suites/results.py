@@ -1,4 +1,4 @@
-"""What became of a suite, as unittest's reports and logs have it."""
+"""What became of a test file, as pytest's report and exit status have it."""
 
 from __future__ import annotations
 
@@ -6,100 +6,83 @@ import re
 import signal
 import xml.etree.ElementTree as ET
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import shorten
 
-# Of several entries for one test (subtests), the first of these counts.
-OUTCOMES = ("failed", "xfailed", "passed", "skipped")
 COUNTS = ("ran", "passed", "skipped", "xfailed", "failed")  # as the tables show them
 
-SUMMARY = re.compile(r"^Ran (\d+) tests? in ", re.M)
 # What a file says that ends early, as upstream's do for what a build was made without.
-LACKS = re.compile(r"^(.*not available), skipping tests\s*\Z", re.M)
-NO_TESTS = 5  # unittest's exit status from Python 3.12 on when nothing was selected
+LACKS = re.compile(r"^(?:collecting \.\.\. )?(.*not available), skipping tests\s*$", re.M)
+# Exit statuses of pytest's.
+FAILED, INTERNAL_ERROR, NO_TESTS = 1, 3, 5
+NO_CLASS = ("", "pytest")  # of an entry for a whole file, and for an error of pytest's own
 
 
 @dataclass
 class Result:
-    """What became of one suite. The counts are of our own tests; `upstreams` has the others."""
+    """What became of one suite: a test file of which some tests ran, or a script."""
 
     suite: str
     seconds: float = 0.0
-    ours: dict[str, str] = field(default_factory=dict)  # test -> outcome
-    upstreams: dict[str, str] = field(default_factory=dict)
+    tests: dict[str, str] = field(default_factory=dict)  # Class.test -> outcome
     messages: dict[str, str] = field(default_factory=dict)  # failed test -> why, in short
     broken: str = ""  # why the suite as a whole failed, tests aside
     lacks: str = ""  # why all of it was skipped
     log: Path = Path()
 
     @property
-    def ran(self) -> int:
-        return len(self.ours)
-
-    @property
-    def failed(self) -> int:
-        """Failed tests and unexpected successes, and one more for a broken suite."""
-        return counts(self.ours, self.broken)["failed"]
+    def counts(self) -> Counter:
+        """How many tests ran and ended in each way; a suite that is broken is one failure more."""
+        failed = int(bool(self.broken))
+        return Counter(self.tests.values()) + Counter(ran=len(self.tests), failed=failed)
 
     @property
     def ok(self) -> bool:
-        return not self.failed and not counts(self.upstreams)["failed"]
-
-
-def counts(tests: Mapping[str, str], broken: str = "") -> Counter:
-    """How many tests ran and ended in each way; a suite that is broken is one failure more."""
-    return Counter(tests.values()) + Counter(ran=len(tests), failed=int(bool(broken)))
+        return not self.counts["failed"]
 
 
 def tally(results: Iterable[Result]) -> Counter:
-    return sum((counts(r.ours, r.broken) for r in results), Counter())
+    return sum((result.counts for result in results), Counter())
 
 
-def read_reports(folder: Path, messages: dict[str, str]) -> tuple[dict[str, str], str]:
-    """Each test's outcome by upstream's XML reports (xmlrunner's), and what is wrong with these."""
-    tests: dict[str, str] = {}
-    broken = ""
-    for report in sorted(folder.rglob("*.xml")):
-        try:
-            cases = list(ET.parse(report).iter("testcase"))
-        except ET.ParseError as e:
-            return tests, f"unreadable report {report.name}: {e}"
-        for case in cases:
-            name = case.get("name", "")
-            outcome, message = read_case(case)
-            if not name.startswith("test"):  # not a test but, say, a setUpClass
-                if outcome == "failed":
-                    broken = f"{name}: {message}"
-                continue
-            # A subtest is "name (parameters)": it counts for its test.
-            test = f"{case.get('classname')}.{name.split(' ')[0]}"
-            tests[test] = min(outcome, tests.get(test, outcome), key=OUTCOMES.index)
-            if outcome == "failed":
-                messages.setdefault(test, message)
-    return tests, broken
+def read(result: Result, status: int, report: Path) -> None:
+    """Fills in what pytest's report has of a file's tests, and what is wrong beside them."""
+    try:
+        cases = [*ET.parse(report).iter("testcase")] if report.exists() else []
+    except ET.ParseError as e:
+        result.broken = f"unreadable report: {e}"
+        return
+    for case in cases:
+        owner = (case.get("classname") or "").rpartition(".")[2]
+        if owner not in NO_CLASS:
+            test = f"{owner}.{case.get('name')}"
+            result.tests[test], message = _outcome(case)
+            if message:
+                result.messages[test] = message
+        elif case.find("skipped") is not None:
+            result.lacks = case.findtext("skipped").rpartition("SkipTest: ")[2].rstrip("')")
+        else:
+            result.broken = case.findtext("error").rstrip().rpartition("\n")[2]
+    if status == INTERNAL_ERROR and (found := LACKS.search(result.log.read_text(errors="replace"))):
+        result.lacks = found[1]
+    if result.lacks:
+        result.tests, result.broken = {result.suite: "skipped"}, ""
+    elif status < 0:
+        result.broken = f"killed by signal {-status} ({signal.strsignal(-status)})"
+    elif not cases and status != NO_TESTS:
+        result.broken = f"exit status {status} before the end of the tests"
+    elif status not in (0, NO_TESTS) and (status != FAILED or result.ok):
+        result.broken = result.broken or f"exit status {status} without a failed test"
 
 
-def read_case(case: ET.Element) -> tuple[str, str]:
+def _outcome(case: ET.Element) -> tuple[str, str]:
+    """How a test ended, and why it failed; of its subtests, the first that failed counts."""
     for mark in case:
-        if mark.tag in ("failure", "error"):  # an unexpected success is an error here
-            return "failed", shorten(mark.get("message") or mark.get("type") or "", 200)
-        if mark.tag == "skipped":
-            return ("xfailed" if mark.get("type") == "XFAIL" else "skipped"), ""
-    return "passed", ""
-
-
-def fault(status: int, log: str, tests: dict[str, str]) -> str:
-    """Why the suite as a whole failed, beyond its tests; empty if it did not."""
-    summaries = SUMMARY.findall(log)
-    if status < 0:
-        return f"killed by signal {-status} ({signal.strsignal(-status)})"
-    if not summaries:
-        return f"exit status {status} before the end of the tests"
-    selected = int(summaries[-1])
-    if selected > len(tests):
-        return f"{selected} tests ran, but only {len(tests)} are in the report"
-    if status and "failed" not in tests.values() and not (status == NO_TESTS and not selected):
-        return f"exit status {status} without a failed test"
-    return ""
+        if mark.tag in ("failure", "error"):  # an unexpected success is a failure here
+            return "failed", shorten(mark.get("message") or "", 200) or "no message"
+    mark = case.find("skipped")
+    if mark is None:
+        return "passed", ""
+    return ("xfailed" if mark.get("type") == "pytest.xfail" else "skipped"), ""

@@ -1,12 +1,12 @@
-"""Test files of a source tree, run side by side as upstream runs them."""
+"""Test files of a source tree, each run by a pytest of its own, side by side."""
 
 from __future__ import annotations
 
 import os
-import shutil
+import re
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -15,10 +15,10 @@ from fork import paths
 from fork.console import console, step
 from fork.errors import ForkError
 from fork.overlay import NATIVE, operators
-from fork.suites.files import functions, is_ours, is_test_file, own_files
+from fork.suites.files import is_test_file, own_files
 from fork.suites.plan import Command
 from fork.suites.report import progress
-from fork.suites.results import LACKS, Result, fault, read_reports
+from fork.suites.results import Result, read
 
 # Where Python keeps what it compiles, of torch too, which is installed without: each file of tests
 # is a process of its own. A file that changes is compiled again: an install gives all a new time.
@@ -27,6 +27,7 @@ SLOW = {"PYTORCH_TEST_WITH_SLOW": "1"}  # which upstream's CI has in a job of it
 # More than one also where suites run side by side: each thread has its share of the scratch.
 # They sleep when they wait, for there may be no core for what they wait for.
 TWO_THREADS = {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE"}
+OF_CLASS = re.compile(r"(\w+)\.(\w*)\*?")  # Class.test, Class.test_*, Class.*
 
 
 def run_suites(
@@ -41,9 +42,8 @@ def run_suites(
 ) -> list[Result]:
     """Run each suite of the source tree with `python`'s torch; results in that order.
 
-    `suites` gives for each the tests that are ours whatever their names, as `files.SUITES` does;
-    `slow` says whether the operators' own slow tests run, as upstream's do; `variables` are further
-    ones of the environment.
+    `suites` gives for each which tests run: see `selection`. `slow` says whether the operators' own
+    slow tests run, as upstream's do; `variables` are further ones of the environment.
     """
     # Not resolved: a virtual environment's python is a link out of it.
     python, tree, log_dir = (Path(os.path.abspath(p)) for p in (python, tree, log_dir))
@@ -52,16 +52,20 @@ def run_suites(
     for suite in suites:
         if not (tree / "test" / suite).is_file():
             raise ForkError(f"{tree}: has no test/{suite}: not a source tree of PyTorch?")
+    if subprocess.run([python, "-c", "import pytest"], capture_output=True).returncode:
+        raise ForkError(f"{python}: has no pytest, which runs the tests")
     cores = os.cpu_count() or 1
     jobs = max(1, min(cores, len(suites)))
     env = environment(threads=max(1, cores // jobs)) | {**(variables or {})}
     size = {suite: (tree / "test" / suite).stat().st_size for suite in suites}
-    owns = own_files(tree)
+    owns, ops = own_files(tree), tuple(operators(paths.ROOT / NATIVE))
     futures = {}
     with ThreadPoolExecutor(jobs) as pool:
         for suite in sorted(suites, key=size.get, reverse=True):  # no long one is left for last
             which = env | ({} if suite in owns and not slow else SLOW)
-            about = (python, tree, suite, suites[suite], log_dir, which, timeout)
+            # An own file's tests have the operator's name in the file's.
+            chosen = (*(() if suite in owns else ops), *suites[suite])
+            about = (python, tree, suite, chosen, log_dir, which, timeout)
             futures[suite] = pool.submit(run_suite, *about)
         try:
             with step("test files") as doing:
@@ -93,47 +97,56 @@ def run_suite(
     python: Path,
     tree: Path,
     suite: str,
-    walks: Sequence[str],
+    chosen: Sequence[str],
     log_dir: Path,
     env: dict,
     timeout: float,
 ) -> Result:
-    ops = operators(paths.ROOT / NATIVE)
     name = suite.removesuffix(".py").replace("/", ".")
-    reports = log_dir / name
+    log, report = log_dir / f"{name}.log", log_dir / f"{name}.xml"
+    start = time.monotonic()
     try:
-        shutil.rmtree(reports, ignore_errors=True)  # an earlier run's report is not this run's
-        reports.mkdir(parents=True)
-        log = log_dir / f"{name}.log"
-        command = [python, suite]
-        if is_test_file(suite):
-            patterns = [f"*.{walk}" for walk in walks]  # "*.": the module's name
-            if suite not in own_files(tree):  # whose tests have the operator's name in the file's
-                patterns += ops
-            command += ["-v", *(f"-k{p}" for p in patterns), f"--save-xml={reports}"]
-        start = time.monotonic()
+        log_dir.mkdir(parents=True, exist_ok=True)
+        report.unlink(missing_ok=True)  # an earlier run's report is not this run's
+        words = command(suite, chosen, report)
         # From test/, where upstream's CI stands: the tree's torch/ is not on the path there.
-        status = _status(command, tree / "test", env, log, timeout)
+        status = _status([python, *words], tree / "test", env, log, timeout)
     except OSError as e:
         raise ForkError(f"{e.filename or suite}: {e.strerror or e}") from None
     result = Result(suite, time.monotonic() - start, log=log)
-    tests, broken = read_reports(reports, result.messages)
-    written = functions(tree / "test" / suite)
-    for test, outcome in tests.items():
-        name = test.rpartition(".")[2]
-        ours = any(fnmatchcase(test, walk) for walk in walks)
-        ours = ours or any(is_ours(name, written, op) for op in ops)
-        (result.ours if ours else result.upstreams)[test] = outcome
-    text = log.read_text(errors="replace")
     if status is None or not is_test_file(suite):
         _judge(result, status, timeout)
-    elif not (tests or status) and (lacks := LACKS.search(text)):
-        result.ours, result.lacks = {suite: "skipped"}, lacks[1]
-    else:
-        gone = [walk for walk in walks if not any(fnmatchcase(test, walk) for test in tests)]
-        missing = f"has no test {', '.join(gone)}" if gone else ""
-        result.broken = broken or fault(status, text, tests) or missing
+        return result
+    read(result, status, report)
+    gone = [x for x in chosen if OF_CLASS.fullmatch(x) and not _any(x, result.tests)]
+    if gone and result.ok:
+        result.broken = f"has no test {', '.join(gone)}"
     return result
+
+
+def _any(pattern: str, tests: Iterable[str]) -> bool:
+    return any(fnmatchcase(test, pattern) for test in tests)
+
+
+def command(suite: str, chosen: Sequence[str], report: Path) -> list:
+    """What follows `python` to run a suite; of a test file, with a report by pytest."""
+    if not is_test_file(suite):
+        return [suite]
+    words = ["-m", "pytest", suite, "-v", "--capture=no", "-p", "no:cacheprovider"]
+    words += ["-o", "junit_family=xunit1", f"--junitxml={report}"]
+    return words + (["-k", expression] if (expression := selection(chosen)) else [])
+
+
+def selection(chosen: Sequence[str]) -> str:
+    """The tests that are `chosen`, as pytest's -k has it; empty for all, which is also `*`.
+
+    A test of a class is `Class.test` or `Class.test_*`. Anything else is an expression itself.
+    """
+    if "*" in chosen:
+        return ""
+    found = [(OF_CLASS.fullmatch(x), x) for x in chosen]
+    parts = [" and ".join(filter(None, of.groups())) if of else x for of, x in found]
+    return " or ".join(f"({part})" if " " in part else part for part in parts)
 
 
 def run_script(
@@ -157,7 +170,7 @@ def _judge(result: Result, status: int | None, timeout: float) -> None:
     elif status:
         result.broken = f"exit status {status}"
     else:
-        result.ours = {result.suite: "passed"}
+        result.tests = {result.suite: "passed"}
 
 
 def _status(command: Sequence, folder: Path, env: dict, log: Path, timeout: float) -> int | None:

@@ -146,8 +146,8 @@ def test_source(in_repo, source, tmp_path, monkeypatch, failed):
     monkeypatch.setattr(source_build, "configure", lambda *args: calls.append(args[2:]))
     monkeypatch.setattr("fork.source.build_whole", lambda _: cost)
     monkeypatch.setattr(from_source, "check", lambda *_: None)
-    results = [Result(name, ours={"TestA.test_a": "passed"}) for name in LAB]
-    results[0].ours["TestA.test_b"] = "failed" if failed else "passed"
+    results = [Result(name, tests={"TestA.test_a": "passed"}) for name in LAB]
+    results[0].tests["TestA.test_b"] = "failed" if failed else "passed"
     monkeypatch.setattr(from_source, "run_suites", lambda *_, **named: results)
     code, output = invoke("source", "--upstream", source, "--python", "python3.12")
     assert code == failed
@@ -241,7 +241,7 @@ class Runner:
         outcome = self.outcomes.get(commit, "passed")
         if isinstance(outcome, BaseException):
             raise outcome
-        return [Result(name, ours={"TestA.test_a": outcome} if outcome else {}) for name in wanted]
+        return [Result(name, tests={"TestA.test_a": outcome} if outcome else {}) for name in wanted]
 
     def run_script(self, python, tree, command, log_dir):
         return self.run(python, tree, [str(command)], log_dir=log_dir)[0]

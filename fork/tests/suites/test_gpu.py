@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import time
-from fnmatch import fnmatchcase
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +16,7 @@ from fork.graft import build
 from fork.graft.cuda import Nvcc
 from fork.paths import ROOT
 from fork.suites.files import own_files
-from fork.suites.results import SUMMARY, Result, read_reports
+from fork.suites.results import Result
 from fork.tests.conftest import write_files
 from fork.tests.test_cli import invoke, stand_in
 
@@ -75,7 +74,7 @@ def steps(tmp_path, monkeypatch):
     fake(bench, "graft_into")
     fake(bench, "check")
     fake(bench, "sanitize")
-    fake(bench, "run_suites", [Result("test_attn.py", ours={"TestAttnCUDA.test_a": "passed"})])
+    fake(bench, "run_suites", [Result("test_attn.py", tests={"TestAttnCUDA.test_a": "passed"})])
     fake(bench, "measure", 0)
     return SimpleNamespace(taken=taken, fake=fake)
 
@@ -95,7 +94,7 @@ def test_builds_then_tests_then_measures(steps):
 
 
 def test_measures_although_a_test_fails(steps):
-    failed = Result("test_attn.py", ours={"TestAttnCUDA.test_a": "failed"})
+    failed = Result("test_attn.py", tests={"TestAttnCUDA.test_a": "failed"})
     steps.fake(bench, "run_suites", [failed])
     status, output = invoke("bench-gpu")
     assert status == 1 and "0 passed, 1 failed" in output and names(steps)[-1] == "measure"
@@ -141,23 +140,17 @@ def sanitize(folder, script):
 
 
 def test_each_tool_of_the_sanitizer(tmp_path):
-    said = 'echo "$@ $PYTORCH_TESTING_DEVICE_ONLY_FOR"; echo "Ran 3 tests in 1.0s"'
+    said = 'echo "$@ $PYTORCH_TESTING_DEVICE_ONLY_FOR"'
     with pytest.raises(ForkError, match="^synccheck finds fault: "):
         sanitize(tmp_path, f"{said}; [ $2 != synccheck ]")
     said = (tmp_path / "logs/memcheck.log").read_text()
-    assert "float* cuda" in said
+    assert "and float cuda" in said
     assert said.startswith("--tool memcheck --kernel-regex kns=attn_ --error-exitcode 1 ")
 
 
 def test_a_sanitizer_that_saw_no_test(tmp_path):
-    with pytest.raises(ForkError, match="^memcheck: no test ran: "):
-        sanitize(tmp_path, "echo Ran 0 tests in 0.0s")
-
-
-def test_what_is_sanitized():
-    name = "__main__.TestAttnCUDA.test_values_and_gradients_large_cuda"
-    assert fnmatchcase(f"{name}_bfloat16", bench.SANITIZED)
-    assert not fnmatchcase(f"{name}_complex64", bench.SANITIZED)
+    with pytest.raises(ForkError, match="^memcheck finds fault: "):
+        sanitize(tmp_path, "exit 5")  # pytest's, for no test
 
 
 def test_torch_that_cannot_use_the_gpu(tmp_path):
@@ -165,71 +158,3 @@ def test_torch_that_cannot_use_the_gpu(tmp_path):
     (python / "python").chmod(0o755)
     with pytest.raises(ForkError, match="^torch cannot use the GPU: RuntimeError: too old"):
         bench.check(python / "python", tmp_path / "log")
-
-
-TESTS = """
-import sys, unittest, expecttest, xmlrunner
-from xmlrunner.result import _XMLTestResult, _TestInfo
-
-class TestBroken(expecttest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        raise ValueError("no luck")
-    def test_never(self):
-        pass
-
-class TestCUDA(expecttest.TestCase):
-    def test_pass(self):
-        pass
-    def test_fail(self):
-        self.fail("because\\x1b[1m &")
-    def test_error(self):
-        raise ValueError("wrong")
-    @unittest.skip("no need")
-    def test_skip(self):
-        pass
-    @unittest.expectedFailure
-    def test_xfail(self):
-        self.fail("known")
-    @unittest.expectedFailure
-    def test_unexpected(self):
-        pass
-    def test_subtests(self):
-        for i in range(3):
-            with self.subTest(i=i):
-                self.assertNotEqual(i, 1)
-
-setattr(TestCUDA, "test_forward-mode", TestCUDA.test_pass)
-unittest.main(
-    argv=sys.argv[:1],
-    testRunner=xmlrunner.XMLTestRunner(
-        output=sys.argv[1], verbosity=2, resultclass=_XMLTestResult
-    ),
-)
-"""
-
-
-@pytest.mark.parametrize("stand_ins", [False, True], ids=["packages", "stand_ins"])
-def test_stand_ins_report_like_the_packages(tmp_path, stand_ins):
-    file = write_files(tmp_path, {"test_it.py": TESTS}) / "test_it.py"
-    if not stand_ins:
-        pytest.importorskip("xmlrunner")
-    env = os.environ | ({"PYTHONPATH": str(ROOT / "fork/suites/stand_ins")} if stand_ins else {})
-    command = [sys.executable, file, tmp_path / "reports"]
-    done = subprocess.run(command, env=env, stderr=subprocess.PIPE, text=True)
-    messages = {}
-    tests, broken = read_reports(tmp_path / "reports", messages)
-    assert {test.removeprefix("TestCUDA.test_"): outcome for test, outcome in tests.items()} == {
-        "pass": "passed",
-        "forward-mode": "passed",
-        "fail": "failed",
-        "error": "failed",
-        "skip": "skipped",
-        "xfail": "xfailed",
-        "unexpected": "failed",
-        "subtests": "failed",
-    }
-    assert "no luck" in broken and "setUpClass" in broken
-    assert "because" in messages["TestCUDA.test_fail"]
-    assert done.returncode == 1
-    assert int(SUMMARY.search(done.stderr)[1]) == len(tests)

@@ -85,7 +85,7 @@ def test_a_damaged_file_is_one_error(stack, keys, text):
 
 
 def test_what_is_kept_of_results():
-    results = [Result("a.py", ours={"t1": "passed", "t2": "xfailed", "t3": "passed"})]
+    results = [Result("a.py", tests={"t1": "passed", "t2": "xfailed", "t3": "passed"})]
     passed = Passed.now("01-one", results, [], 61.6)
     assert passed.upstream == {"passed": 2, "ran": 3, "xfailed": 1} and passed.own == {}
     assert passed.seconds == 62 and passed.cpu and passed.date.startswith("20")

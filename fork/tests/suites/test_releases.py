@@ -37,7 +37,7 @@ class Runner:
     def run_suites(self, python, tree, suites, *, log_dir, variables):
         self.ran.append(self.release)
         outcome = self.outcomes.get(self.release, "passed")
-        return [Result(name, ours={"TestA.test_a": outcome}) for name in suites]
+        return [Result(name, tests={"TestA.test_a": outcome}) for name in suites]
 
     def run(self, command, log, wrong, *, env, cwd):
         assert command[-2:] == [*releases.OF_GRAFT] and env["BASE"] == self.release
