@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import sys
 import sysconfig
@@ -90,6 +91,18 @@ class Graft:
 
     def make(self) -> None:
         """Stages all that the wheel gets."""
+        self.prepare()
+        if NATIVE not in self.tree:
+            console.print(f"  {self.commit.folder.name} has no native function: nothing to compile")
+            return
+        if isinstance(self.nvcc, str) and cuda.built_for(self.base):
+            console.print(f"  {self.nvcc}", markup=False)
+        with step("compile") as doing:
+            doing.done = self.compile(doing)
+        self.stage_products()
+
+    def prepare(self) -> None:
+        """Stages the overlay's files and generates code: all that needs no compiler."""
         self.dir.mkdir(parents=True, exist_ok=True)
         base = f"torch {self.base.version}"
         with step(f"overlay, commit {self.commit.folder.name}, on {base}") as doing:
@@ -100,13 +113,31 @@ class Graft:
                 cuda_too = bool(self.cuda_sources)
                 made = generate(self.base, self.tree, self.stage, self.dir, cuda_too)
                 mirror(made, self.gen)
-            if isinstance(self.nvcc, str) and cuda.built_for(self.base):
-                console.print(f"  {self.nvcc}", markup=False)
-            with step("compile") as doing:
-                doing.done = self.compile(doing)
-            self.stage_products()
-        else:
-            console.print(f"  {self.commit.folder.name} has no native function: nothing to compile")
+
+    def inputs(self) -> dict[str, bytes]:
+        """What is compiled or put into the wheel, and with which flags, by name, once prepared.
+
+        No path of this machine is in it. Kernels for CUDA are not among them.
+        """
+        folders = [self.stage] + [self.gen, CPP, HERE / "include"] * (NATIVE in self.tree)
+        found = {
+            f"{folder.name}/{path}": (folder / path).read_bytes()
+            for folder in folders
+            for path in files_under(folder)
+        }
+        if NATIVE not in self.tree:
+            return found
+        sources = {p: f for p, f in self.tree.items() if is_source(target_of(p) or p)}
+        found |= {p: f.read_bytes() for p, f in sources.items()}
+        flags = self.configuration()
+        for line in ("CUDA_SOURCES", "CUDA_ARCHITECTURES", "NVCC", "PYTHON_INCLUDE"):
+            flags = re.sub(rf"^set\(GRAFT_{line} .*\n", "", flags, flags=re.M)
+        for place, name in ((self.dir, "GRAFT"), (self.base.folder, "BASE"), (self.root, "ROOT")):
+            flags = flags.replace(str(place), name)
+        found["graft.cmake"] = flags.encode()
+        for file in (self.root / "CMakeLists.txt", HERE / "capabilities.cmake"):
+            found[file.name] = re.sub(r"^\s*#.*\n", "", file.read_text(), flags=re.M).encode()
+        return found
 
     def check_kernels(self) -> None:
         """Raises ForkError if those for CUDA are left out."""

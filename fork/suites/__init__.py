@@ -7,6 +7,7 @@ from fork.suites.from_source import run_on_build
 from fork.suites.own import run_own, run_sanitized
 from fork.suites.plan import problems
 from fork.suites.record import Record
+from fork.suites.record import finish as finish_record
 from fork.suites.releases import SUPPORTED, ReleasesRecord, run_releases
-from fork.suites.report import finish, finish_record, table
+from fork.suites.report import finish, table
 from fork.suites.run import environment, run_suites

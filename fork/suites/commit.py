@@ -9,18 +9,19 @@ from fork import paths
 from fork.bootstrap import make_venv
 from fork.console import console, step
 from fork.errors import ForkError
-from fork.graft import graft_into
+from fork.graft import graft_into, open_graft
 from fork.overlay import NATIVE, Commit, Stack, Upstream, make_tree, operators, suites_release
 from fork.source import pristine
 from fork.suites import torchbind
 from fork.suites.files import SUITES
+from fork.suites.keys import key_made
 from fork.suites.pending import run_pending
 from fork.suites.plan import REQUIREMENTS, Plan, problems
 from fork.suites.record import Passed, Record
 from fork.suites.results import Result
 from fork.suites.run import run_script, run_suites
 
-SHARED = "stack"  # the folder in which `make test-stack` has its tree and its graft
+SHARED = "stack"  # the folder of the graft that all commits share, and of `make test-stack`'s tree
 
 Ran = tuple[list[Result], list[Result]]  # upstream's suites, the operator's own files
 
@@ -57,20 +58,34 @@ def run_stack(upstream: Path | None, minutes: float | None) -> tuple[Record, dic
         if wrong := problems(stack):
             raise ForkError(wrong[0])
         record = Record(stack)
-        # The tip comes first, because it is what is installed. The rest follow in order: neighbours
-        # differ least, so little is compiled from one to the next.
-        commits = {c.folder.name: c for c in [stack.commits[-1], *stack.commits[:-1]]}
+        # In order, because neighbours differ least: little is compiled from one to the next. So the
+        # tip comes last, which `make test` and `make test-upstream` are of.
+        commits = {commit.folder.name: commit for commit in stack.commits}
         if any(not record.holds(name) for name in commits):
             upstream, venv = place(upstream)
 
-        def run(name: str) -> tuple[list[Result], Callable]:
+        def run(name: str) -> tuple[list[Result], Callable] | None:
             commit = commits[name]
             console.print(commit.title)
+            plan = Plan.of(stack, commit)
+            made = made_by(plan, stack, commit)
+            if record.take(name, made):
+                return None
             tree = source_tree(stack, commit, upstream, SHARED)
-            ran = run_plan(Plan.of(stack, commit), stack, commit, tree, venv, SHARED)
-            return [*ran[0], *ran[1]], partial(Passed.now, name, *ran)
+            ran = run_plan(plan, stack, commit, tree, venv)
+            return [*ran[0], *ran[1]], partial(Passed.now, name, made, *ran)
 
         return record, run_pending(record, commits, minutes, run)
+
+
+def made_by(plan: Plan, stack: Stack, commit: Commit) -> str:
+    """The second key of commits 1 to `commit`: see keys.py; empty if nothing is made of them."""
+    if not plan and NATIVE not in stack.tree(commit.number):
+        return ""
+    with paths.alone():
+        graft = open_graft(suites_release(), commit.number, folder=SHARED)
+        graft.prepare()
+        return key_made(plan, stack, commit, graft)
 
 
 def place(upstream: Path | None) -> tuple[Path, Path]:
@@ -95,18 +110,15 @@ def source_tree(stack: Stack, commit: Commit, upstream: Path, name: str) -> Path
     return directory
 
 
-def run_plan(
-    plan: Plan, stack: Stack, commit: Commit, tree: Path, venv: Path, folder: str = ""
-) -> Ran:
+def run_plan(plan: Plan, stack: Stack, commit: Commit, tree: Path, venv: Path) -> Ran:
     """The results of a plan on commits 1 to `commit`, those of its scripts among the own.
 
-    They are built even if there is nothing to run. `folder` is the graft's own, which commits may
-    share.
+    They are built even if there is nothing to run.
     """
     if not plan and NATIVE not in stack.tree(commit.number):
         return [], []
     release = suites_release()
-    graft = graft_into(venv, release, commit.number, folder=folder)
+    graft = graft_into(venv, release, commit.number, folder=SHARED)
     if "test_fx.py" in plan.upstream:
         torchbind.install(graft.base, tree, venv, paths.BUILD / "torchbind")
     python = venv / "bin" / "python"

@@ -1,7 +1,5 @@
-"""What each commit of the stack is tested with, and a hash of that and of what it is made of."""
+"""What each commit of the stack is tested with."""
 
-import hashlib
-import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -13,14 +11,11 @@ from pathlib import Path
 from typing_extensions import Self
 
 from fork.errors import ForkError
-from fork.graft import made_of
-from fork.overlay import NATIVE, Commit, Stack, operators, suites_release, target_of
+from fork.overlay import NATIVE, Commit, Stack, operators, target_of
 from fork.suites.files import LAB, SUITES, is_test_file, own_patterns
 
 HERE = Path(__file__).parent
 REQUIREMENTS = HERE / "requirements.txt"
-# The files that decide how tests are run and counted.
-RUNNER = (HERE / "run.py", HERE / "results.py", REQUIREMENTS)
 
 TEST = "test/"
 # The places where the overlay tells PyTorch of an operator. The lab's suites test what is there.
@@ -28,10 +23,8 @@ REGISTERS = (
     *("aten/src/ATen/autocast_mode", "aten/src/ATen/functorch/"),
     *("tools/autograd/", "torch/", "torchgen/"),
 )
-UNSEEN = "aten/src/ATen/native/cuda/"  # by tests on a CPU
 # `make test-stack` leaves out a command of a test plan that says one of these.
 LEFT_OUT = re.compile(r"PYTORCH_TEST_WITH_SLOW=1|PYTORCH_TESTING_DEVICE_ONLY_FOR=cuda|\bGPU\b")
-IMPORT = re.compile(r"^\s*(?:from|import) (\w+)", re.M)
 
 
 @dataclass(frozen=True)
@@ -156,46 +149,4 @@ def problems(stack: Stack) -> list[str]:
                     found.append(f"{commit}: its test plan names {command.file}, not {where}")
         except ForkError as e:
             found.append(str(e))
-    return found
-
-
-def key(stack: Stack, commit: Commit) -> str:
-    """A hash of what the commit is made of and tested with, the same on every machine."""
-    return key_of(Plan.of(stack, commit), stack, commit, suites_release())
-
-
-def key_of(plan: Plan, stack: Stack, commit: Commit, where: str) -> str:
-    """A hash of what commits 1 to `commit` are made of, of a plan to test them, and of `where`.
-
-    Not in it: what no test on a CPU sees, such as documentation and kernels for CUDA, and tests
-    that are not in the plan.
-    """
-    tree = stack.tree(commit.number)
-    files = {path: file for path, file in tree.items() if _is_seen(path, plan, tree)}
-    if plan or NATIVE in tree:
-        made = made_of(stack.root, tree).items()
-        files |= {path: file for path, file in made if not path.startswith(UNSEEN)}
-        files |= {f"fork/suites/{file.name}": file for file in RUNNER}
-    hashes = {p: hashlib.sha256(f.read_bytes()).hexdigest() for p, f in files.items()}
-    scripts = [[c.folder, *c.words] for c in plan.scripts]
-    what = [where, plan.upstream, plan.own, scripts, hashes]
-    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _is_seen(path: str, plan: Plan, tree: dict[str, Path]) -> bool:
-    """Whether a file of the overlay is one of the plan's, or is read by one of these."""
-    if path.startswith(TEST):
-        return target_of(path) is not None or path in _with_imports(plan, tree)
-    return any(path.startswith(f"{Path(c.file).parent}/") for c in plan.scripts)
-
-
-def _with_imports(plan: Plan, tree: dict[str, Path]) -> set[str]:
-    """The overlay's test files that the plan runs, and those that they import."""
-    found: set[str] = set()
-    names = [*plan.upstream, *plan.own, *(c.file.removeprefix(TEST) for c in plan.scripts)]
-    while names:
-        path = TEST + names.pop()
-        if path in tree and path not in found:
-            found.add(path)
-            names += [f"{name}.py" for name in IMPORT.findall(tree[path].read_text())]
     return found

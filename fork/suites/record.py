@@ -1,19 +1,21 @@
-"""What passed, by a hash of what was tested: each commit of the stack in stack/results.json."""
+"""What passed, by hashes of what was tested: each commit of the stack in stack/results.json."""
 
 import json
 import platform
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
+from rich.table import Table
 from typing_extensions import Self
 
+from fork.console import console, new_table, print_wide
 from fork.errors import ForkError
 from fork.overlay import Stack, write
-from fork.suites.plan import key
+from fork.suites.keys import key
 from fork.suites.results import Result, tally
 
 AGAIN, NEVER, FAILED = "to be run again", "to be run", "failed"  # states
@@ -23,6 +25,7 @@ class Entry(Protocol):
     """Tests of one thing, none of which failed; a dataclass."""
 
     name: str  # of the thing
+    made: str  # the second key, of what was compiled, shipped and run
     seconds: int  # CPU time, building included: it hardly depends on what else the machine does
 
     def cells(self) -> list[str]:
@@ -39,12 +42,18 @@ class Passed:
     seconds: int
     cpu: str
     date: str
+    made: str = ""
 
     @classmethod
     def now(
-        cls, commit: str, upstream: Iterable[Result], own: Iterable[Result], seconds: float
+        cls,
+        commit: str,
+        made: str,
+        upstream: Iterable[Result],
+        own: Iterable[Result],
+        seconds: float,
     ) -> Self:
-        return cls(commit, ended(upstream), ended(own), round(seconds), cpu(), date())
+        return cls(commit, ended(upstream), ended(own), round(seconds), cpu(), date(), made)
 
     @property
     def name(self) -> str:
@@ -119,8 +128,21 @@ class Record:
         return max((entry.seconds for entry in self.entries.values()), default=0)
 
     def add(self, passed: Entry) -> None:
-        """Writes it to the file, without the entries that nothing has any more."""
-        self.entries[self.keys[passed.name]] = passed
+        """Writes it to the file."""
+        self._enter(passed.name, passed)
+
+    def take(self, name: str, made: str) -> bool:
+        """Enters under today's key what passed with the same second key; False if nothing did."""
+        found = next(
+            (entry for entry in self.entries.values() if made and entry.made == made), None
+        )
+        if found is not None:
+            self._enter(name, found)
+        return found is not None
+
+    def _enter(self, name: str, passed: Entry) -> None:
+        """Writes the file, without the entries that nothing has any more."""
+        self.entries[self.keys[name]] = passed
         today = set(self.keys.values())
         # An older entry says how long it took.
         last = {name for name in self.keys if not self.holds(name)}
@@ -136,3 +158,30 @@ class Record:
                 yield (name, *last.cells(), "passed" if self.holds(name) else AGAIN)
             else:
                 yield (name, *("" for _ in self.heads[2:]), NEVER)
+
+
+def table(record: Record, states: Mapping[str, str]) -> Table:
+    """A line per commit, or whatever the record is of; of those in `states` the state alone."""
+    grid = new_table(record.title)
+    rows = [
+        (name, *("" for _ in cells[1:]), states[name]) if name in states else (name, *cells)
+        for name, *cells in record.rows()
+    ]
+    for head, column in zip(record.heads, zip(*rows, strict=True), strict=True):
+        is_number = all(cell.isdigit() for cell in column if cell)
+        longest = max(map(len, column)) if head == record.heads[0] else None
+        grid.add_column(head, justify="right" if is_number else "left", min_width=longest)
+    for row in rows:
+        grid.add_row(*row, style="red" if states.get(row[0]) == FAILED else None)
+    return grid
+
+
+def finish(record: Record, states: Mapping[str, str]) -> int:
+    """Prints the table, and how many passed; an exit status, 1 if one failed."""
+    print_wide(table(record, states))
+    passed = sum(map(record.holds, record.keys))
+    failed = [*states.values()].count(FAILED)
+    left = len(record.keys) - passed - failed
+    what = f"{passed} of {len(record.keys)} {record.things} passed"
+    console.print(f"{what}, {failed} failed, {left} to be run")
+    return 1 if failed else 0

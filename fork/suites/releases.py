@@ -14,11 +14,12 @@ from fork import paths
 from fork.bootstrap import make_venv
 from fork.console import run, step
 from fork.errors import ForkError
-from fork.graft import graft_into
+from fork.graft import graft_into, open_graft
 from fork.overlay import RELEASES, Stack, default_release, suites_release
 from fork.suites.files import own_files
+from fork.suites.keys import key_made, key_of
 from fork.suites.pending import Left, run_pending
-from fork.suites.plan import Plan, key_of
+from fork.suites.plan import Plan
 from fork.suites.record import Record, cpu, date, ended
 from fork.suites.results import Result
 from fork.suites.run import TWO_THREADS, environment, run_suites
@@ -43,10 +44,13 @@ class PassedOn:
     seconds: int
     cpu: str
     date: str
+    made: str = ""
 
     @classmethod
-    def now(cls, release: str, build: str, own: Iterable[Result], seconds: float) -> Self:
-        return cls(release, PYTHON, build, ended(own), round(seconds), cpu(), date())
+    def now(
+        cls, release: str, build: str, made: str, own: Iterable[Result], seconds: float
+    ) -> Self:
+        return cls(release, PYTHON, build, ended(own), round(seconds), cpu(), date(), made)
 
     @property
     def name(self) -> str:
@@ -88,17 +92,27 @@ def run_releases(only: str | None, minutes: float | None) -> tuple[Record, dict[
     with paths.alone("releases"):
         record = ReleasesRecord(Stack(paths.ROOT))
         todo = {named(release): release for release in ([only] if only else SUPPORTED)}
-        return record, run_pending(record, todo, minutes, lambda name: run_release(todo[name]))
+
+        def run(name: str) -> tuple[list[Result], Callable] | None:
+            return run_release(todo[name], partial(record.take, name))
+
+        return record, run_pending(record, todo, minutes, run)
 
 
-def run_release(release: str) -> tuple[list[Result], Callable]:
-    """The results on one release, in an environment of its own, which is removed then."""
+def run_release(release: str, take: Callable[[str], bool]) -> tuple[list[Result], Callable] | None:
+    """The results on one release, in an environment of its own, which is removed then.
+
+    None if the record can `take` them by the second key.
+    """
     venv, logs = paths.BUILD / "venv-releases", paths.BUILD / "releases" / release
     with removed(venv, release):
-        make_venv(venv, paths.ROOT / "requirements.txt")
-        # A release's CUDA packages are gigabytes, and hardly another release asks for the same.
-        (venv / "pip.conf").write_text("[global]\nno-cache-dir = true\n")
         try:
+            made = made_on(release)
+            if take(made):
+                return None
+            make_venv(venv, paths.ROOT / "requirements.txt")
+            # A release's CUDA packages are gigabytes, and hardly another release asks for the same.
+            (venv / "pip.conf").write_text("[global]\nno-cache-dir = true\n")
             graft = graft_into(venv, release)
         except ForkError as e:
             if FORBIDDEN in str(e):
@@ -113,7 +127,18 @@ def run_release(release: str) -> tuple[list[Result], Callable]:
                 run(command, logs / "fork.log", "one fails", env=env, cwd=root)
         own = own_files(root)
         results = run_suites(python, root, own, log_dir=logs, variables=TWO_THREADS)
-        return results, partial(PassedOn.now, release, graft.base.version, results)
+        return results, partial(PassedOn.now, release, graft.base.version, made, results)
+
+
+def made_on(release: str) -> str:
+    """The second key of the tip on a release: see keys.py."""
+    stack = Stack(paths.ROOT)
+    with paths.alone():
+        graft = open_graft(release)
+        graft.prepare()
+        return (
+            f"{key_made(Plan({}, own_files(stack.root)), stack, stack.commits[-1], graft)}-{PYTHON}"
+        )
 
 
 @contextmanager

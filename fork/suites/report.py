@@ -7,8 +7,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from fork.console import console, new_table, print_wide
-from fork.suites.record import FAILED, Record
+from fork.console import console, new_table
 from fork.suites.results import COUNTS, Result, tally
 
 LOG_LINES = 12  # that are shown of a log
@@ -52,22 +51,6 @@ def numbers(by: Mapping[str, int]) -> list[str]:
     return [str(by.get(head, 0)) for head in COUNTS]
 
 
-def record_table(record: Record, states: Mapping[str, str]) -> Table:
-    """A line per commit, or whatever the record is of; of those in `states` the state alone."""
-    grid = new_table(record.title)
-    rows = [
-        (name, *("" for _ in cells[1:]), states[name]) if name in states else (name, *cells)
-        for name, *cells in record.rows()
-    ]
-    for head, column in zip(record.heads, zip(*rows, strict=True), strict=True):
-        is_number = all(cell.isdigit() for cell in column if cell)
-        longest = max(map(len, column)) if head == record.heads[0] else None
-        grid.add_column(head, justify="right" if is_number else "left", min_width=longest)
-    for row in rows:
-        grid.add_row(*row, style="red" if states.get(row[0]) == FAILED else None)
-    return grid
-
-
 def failures(results: Iterable[Result]) -> Iterator[Text]:
     """A line for each failed test; for a broken suite the reason and a part of its log.
 
@@ -96,14 +79,3 @@ def finish(results: Sequence[Result], status: int = 0) -> int:
     passed = by["passed"] + by["xfailed"]
     console.print(f"{passed} passed, {by['failed']} failed, {by['skipped']} skipped")
     return status if all(r.ok for r in results) else 1
-
-
-def finish_record(record: Record, states: Mapping[str, str]) -> int:
-    """Prints the table, and how many passed; an exit status, 1 if one failed."""
-    print_wide(record_table(record, states))
-    passed = sum(map(record.holds, record.keys))
-    failed = [*states.values()].count(FAILED)
-    left = len(record.keys) - passed - failed
-    what = f"{passed} of {len(record.keys)} {record.things} passed"
-    console.print(f"{what}, {failed} failed, {left} to be run")
-    return 1 if failed else 0

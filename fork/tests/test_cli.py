@@ -229,10 +229,14 @@ class Runner:
         self.grafted = []
         self.libraries = []  # commits for which the library was made that TestFX loads
         self.outcomes = {}  # commit -> the outcome of its tests, or the error of its graft
+        self.makes = {}  # commit -> the second key
 
     def graft_into(self, venv, release, number, *, folder):
         self.grafted.append((number, folder))
         return type("Grafted", (), {"base": number})
+
+    def made_by(self, plan, stack, commit):
+        return self.makes.get(commit.folder.name, "")
 
     def run(self, python, tree, wanted, *, log_dir):
         commit = log_dir.name.partition("-")[2]
@@ -260,6 +264,7 @@ def runner(tmp_path, source, monkeypatch):
     (root / "build").mkdir()
     monkeypatch.setattr(commit, "place", lambda upstream: (source, root / "venv"))
     monkeypatch.setattr(commit, "graft_into", made.graft_into)
+    monkeypatch.setattr(commit, "made_by", made.made_by)
     monkeypatch.setattr(commit, "run_suites", made.run)
     monkeypatch.setattr(commit, "run_script", made.run_script)
     monkeypatch.setattr(commit.torchbind, "install", lambda base, *_: made.libraries.append(base))
@@ -298,22 +303,35 @@ def test_upstreams_suites_that_fail(runner, outcome, word, monkeypatch):
 
 
 def test_each_commit_of_the_stack(runner):
-    """Each runs its plan's files, its own, and the lab's suites if they see it; the tip first."""
+    """Each runs its plan's files, its own, and the lab's suites if they see it or it is the tip."""
     code, output = invoke("test-stack")
     assert code == 0 and "5 of 5 commits passed, 0 failed, 0 to be run" in output
     assert runner.ran == [
-        ("05-vmap", [*LAB, "test_attn_vmap.py"]),
         ("02-script", ["test/attn_function.py --seed 1"]),
         ("03-op", [*LAB, "test_attn.py"]),
         ("04-kernel", ["test_attn.py"]),
+        ("05-vmap", [*LAB, "test_attn_vmap.py"]),
     ]
-    assert runner.grafted == [(n, "stack") for n in (5, 2, 3, 4)]
+    assert runner.grafted == [(n, "stack") for n in (2, 3, 4, 5)]
     table = output.partition("Each commit by itself")[2]
     for row in ("01-note 0 0 0 0 0 0", "02-script 0 0 0 1 0 0", "05-vmap 6 0 0 1 0 0"):
         assert row in table
     runner.commits()
     assert invoke("test-stack")[0] == 0
     assert runner.commits() == []
+
+
+def test_a_commit_that_makes_the_same_is_not_run_again(runner):
+    runner.makes |= {"03-op": "m1", "04-kernel": "m2"}
+    invoke("test-stack")
+    runner.commits()
+    (paths.ROOT / "CMakeLists.txt").write_text("# more")
+    runner.makes["04-kernel"] = "m3"
+    code, output = invoke("test-stack")
+    assert (code, runner.commits()) == (0, ["02-script", "04-kernel", "05-vmap"])
+    assert output.count("is the same as what passed") == 1
+    assert "5 of 5 commits passed, 0 failed, 0 to be run" in output
+    assert (invoke("test-stack")[0], runner.commits()) == (0, [])
 
 
 def test_what_passed_is_run_again_where_it_changes(runner):
@@ -327,7 +345,7 @@ def test_what_passed_is_run_again_where_it_changes(runner):
     assert output.count("to be run again") == 2
     assert "3 of 5 commits passed, 0 failed, 2 to be run" in output
     assert invoke("test-stack")[0] == 0
-    assert runner.commits() == ["05-vmap", "04-kernel"]
+    assert runner.commits() == ["04-kernel", "05-vmap"]
 
 
 @pytest.mark.parametrize("outcome", ["failed", ForkError("the compiler stopped"), None])
@@ -349,7 +367,7 @@ def test_a_stack_that_is_stopped_goes_on_where_it_was(runner):
     runner.commits()
     runner.outcomes.clear()
     assert invoke("test-stack")[0] == 0
-    assert runner.commits() == ["04-kernel"]
+    assert runner.commits() == ["04-kernel", "05-vmap"]
 
 
 def test_a_commit_begins_only_if_it_is_likely_to_end_in_time(runner, monkeypatch):
@@ -364,16 +382,15 @@ def test_a_commit_begins_only_if_it_is_likely_to_end_in_time(runner, monkeypatch
         return runner.run(python, tree, wanted, log_dir=log_dir)
 
     monkeypatch.setattr(commit, "run_suites", run)
-    assert invoke("test-stack", "--minutes", 2)[0] == 0
-    assert runner.commits() == ["05-vmap"]  # the estimate for any other is as long as this one took
-    code, output = invoke("test-stack", "--minutes", 3)
+    code, output = invoke("test-stack", "--minutes", 2)
     assert (code, runner.commits()) == (0, ["02-script", "03-op"])
-    assert "4 of 5 commits passed, 0 failed, 1 to be run" in output
-    assert invoke("test-stack")[0] == 0
-    runner.commits()
+    assert "3 of 5 commits passed, 0 failed, 2 to be run" in output
+    # The estimate for any other is as long as the third one took.
+    assert (invoke("test-stack", "--minutes", 8)[0], runner.commits()) == (0, [])
+    assert (invoke("test-stack")[0], runner.commits()) == (0, ["04-kernel", "05-vmap"])
     (paths.ROOT / "torch/attn.py").write_text("changed = True\n")
     assert invoke("test-stack", "--minutes", 3)[0] == 0
-    assert runner.commits() == ["05-vmap", "04-kernel"]
+    assert runner.commits() == ["04-kernel", "05-vmap"]
 
 
 def test_a_plan_that_names_no_file_is_one_error(runner):

@@ -1,15 +1,11 @@
-"""Tests of which tests a commit gets, and of the key under which its success is kept."""
-
-import shutil
-from pathlib import Path
+"""Tests of which tests a commit gets."""
 
 import pytest
 
 from fork.overlay import NATIVE, Stack
 from fork.paths import ROOT
-from fork.suites import plan
 from fork.suites.files import LAB
-from fork.suites.plan import Plan, commands, key, problems
+from fork.suites.plan import Plan, commands, problems
 from fork.tests.conftest import message, write_files
 
 OPERATOR = {NATIVE: "# @@ before: - func: baddbmm(\n- func: attn(Tensor q) -> Tensor\n"}
@@ -112,82 +108,3 @@ def test_the_plans_of_this_stack():
     for commit, of in zip(stack.commits, plans, strict=True):
         own = {path for path in commit.files if path.startswith("test/test_attn")}
         assert own <= {f"test/{name}" for name in of.own}
-
-
-FILES = {
-    "stack/01-script/commit.md": message(
-        ["test/attn_function.py"], plan="python test/attn_function.py"
-    ),
-    "stack/02-op/commit.md": message(
-        ["aten/src/ATen/native/Attn.cpp", NATIVE, "test/test_attn.py"], title="Two"
-    ),
-    "stack/03-more/commit.md": message(
-        [
-            *("aten/src/ATen/native/cuda/Attn.cu", "benchmarks/attn/cases.py"),
-            *("docs/source/attn.md", "test/test_attn_more.py"),
-        ]
-    ),
-    "stack/04-bench/commit.md": message(
-        ["benchmarks/attn/bench.py"], plan="python benchmarks/attn/bench.py"
-    ),
-    "stack/05-last/commit.md": message(["test/test_attn_last.py"]),
-    "CMakeLists.txt": "",
-    "aten/src/ATen/native/Attn.cpp": "",
-    "aten/src/ATen/native/cuda/Attn.cu": "",
-    "benchmarks/attn/bench.py": "",
-    "benchmarks/attn/cases.py": "",
-    "docs/source/attn.md": "",
-    "test/attn_function.py": "",
-    "test/test_attn.py": "from attn_function import Attn\n",
-    "test/test_attn_more.py": "    import test_attn\n",
-    "test/test_attn_last.py": "",
-    **OPERATOR,
-}
-
-
-@pytest.mark.parametrize(
-    ("path", "changed"),
-    [
-        ("aten/src/ATen/native/Attn.cpp", {2, 3, 4, 5}),
-        ("aten/src/ATen/native/cuda/Attn.cu", set()),
-        ("benchmarks/attn/cases.py", {4}),  # commit 4 runs a file beside it
-        ("docs/source/attn.md", set()),
-        ("test/attn_function.py", {1, 2, 3}),  # 2 imports it, and 3 imports what 2 has
-        ("test/test_attn.py", {2, 3}),
-        ("test/test_attn_more.py", {3}),
-        ("CMakeLists.txt", {1, 2, 3, 4, 5}),
-    ],
-)
-def test_what_changes_a_key(tmp_path, path, changed):
-    root = write_files(tmp_path / "stack", FILES)
-    keys = lambda: [key(Stack(root), commit) for commit in Stack(root).commits]  # noqa: E731
-    before = keys()
-    (root / path).write_text("# changed\n")
-    assert {n for n, (a, b) in enumerate(zip(before, keys(), strict=True), 1) if a != b} == changed
-
-
-def test_a_key_is_of_contents_alone(tmp_path, monkeypatch):
-    """It depends neither on the places of the clone and of a version, nor on name and message."""
-    keys = []
-    for name in ("here", "there"):
-        root = write_files(tmp_path / name, FILES)
-        if name == "there":
-            shutil.move(root / "stack/02-op", root / "stack/02-renamed")
-            version = root / "stack/02-renamed/test/test_attn.py"
-            version.parent.mkdir()
-            version.write_text(FILES["test/test_attn.py"])
-        stack = Stack(root)
-        keys.append([key(stack, commit) for commit in stack.commits])
-    assert keys[0] == keys[1]
-    assert len(set(keys[0])) == 5
-    monkeypatch.setattr(plan, "suites_release", lambda: "2.7.0")
-    assert not {key(stack, commit) for commit in stack.commits} & {*keys[0]}
-
-
-def test_how_tests_are_run_changes_a_key(tmp_path, monkeypatch):
-    stack = Stack(write_files(tmp_path / "stack", FILES))
-    before = key(stack, stack.commits[1])
-    runner = Path(plan.RUNNER[0])
-    changed = write_files(tmp_path / "other", {"run.py": runner.read_text() + "# changed\n"})
-    monkeypatch.setattr(plan, "RUNNER", (changed / "run.py", *plan.RUNNER[1:]))
-    assert key(stack, stack.commits[1]) != before

@@ -77,6 +77,17 @@ def test_a_renamed_commit_keeps_its_entry_and_a_lost_one_does_not(stack, keys):
     assert set(Record(stack).entries) == {"k2", "k4"}
 
 
+def test_what_makes_the_same_passed(stack, keys):
+    Record(stack).add(replace(ONE, made="m1"))
+    for name, made, taken in (
+        ("02-two", "m2", False),
+        ("02-two", "", False),
+        ("02-two", "m1", True),
+    ):
+        assert Record(stack).take(name, made) == taken
+    assert states(stack) == ["passed", "passed"]
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '{"k1": {}}', '{"k1": 3}'])
 def test_a_damaged_file_is_one_error(stack, keys, text):
     (stack.root / Record.file).write_text(text)
@@ -86,6 +97,6 @@ def test_a_damaged_file_is_one_error(stack, keys, text):
 
 def test_what_is_kept_of_results():
     results = [Result("a.py", tests={"t1": "passed", "t2": "xfailed", "t3": "passed"})]
-    passed = Passed.now("01-one", results, [], 61.6)
+    passed = Passed.now("01-one", "m1", results, [], 61.6)
     assert passed.upstream == {"passed": 2, "ran": 3, "xfailed": 1} and passed.own == {}
     assert passed.seconds == 62 and passed.cpu and passed.date.startswith("20")

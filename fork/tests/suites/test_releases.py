@@ -24,6 +24,10 @@ class Runner:
     def __init__(self):
         self.ran, self.looked = [], []
         self.outcomes = {}  # release -> the outcome of its tests, or the error of its graft
+        self.makes = {}  # release -> the second key
+
+    def made_on(self, release):
+        return self.makes.get(release, "")
 
     def graft_into(self, venv, release):
         self.release, name = release, WHEEL.format(release)
@@ -58,7 +62,7 @@ def runner(tmp_path, monkeypatch):
     monkeypatch.delenv("BASE", raising=False)
     monkeypatch.setattr(releases, "SUPPORTED", (KEPT, DEFAULT, OTHER))
     monkeypatch.setattr(releases, "make_venv", lambda venv, *_: venv.mkdir(parents=True))
-    for name in ("graft_into", "run_suites", "run"):
+    for name in ("graft_into", "made_on", "run_suites", "run"):
         monkeypatch.setattr(releases, name, getattr(made, name))
     return made
 
@@ -129,6 +133,16 @@ def test_what_passed_is_run_again_where_it_changes(runner, file, again):
     write_files(paths.ROOT, {file: "changed = True\n"})
     assert invoke("test-releases", "--base", OTHER)[0] == 0
     assert runner.releases() == [OTHER] * again
+
+
+def test_what_makes_the_same_is_not_run_again(runner):
+    runner.makes[OTHER] = "m1"
+    invoke("test-releases")
+    runner.releases()
+    write_files(paths.ROOT, {"torch/attn.py": "changed = True\n"})
+    code, output = invoke("test-releases", "--base", OTHER)
+    assert (code, runner.releases()) == (0, [])
+    assert "is the same as what passed" in output and f"{OTHER} on Python {PYTHON}" in output
 
 
 def test_what_passed_with_another_python_is_kept(runner):
