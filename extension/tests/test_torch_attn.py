@@ -18,6 +18,7 @@ OPTIONS = ({}, {"is_causal": True}, {"scale": 0.5}, {"is_causal": True, "scale":
 
 
 def make(*batch, m=3, n=5, d=4, e=6, dtype=torch.double, requires_grad=True, shared=None):
+    torch.manual_seed(0)
     shared = batch if shared is None else shared
     sizes = (*batch, m, d), (*shared, n, d), (*shared, n, e)
     return [torch.randn(size, dtype=dtype, requires_grad=requires_grad) for size in sizes]
