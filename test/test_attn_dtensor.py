@@ -428,8 +428,8 @@ class AttnProcesses(MultiProcessTestCase):
         actual = summed(actual)
         error = actual.to_local().to(reference) - part(reference, actual)
         bound = rule(plain.dtype, plain, reference, sizes, ranks=self.world_size)
-        worst = max(error.abs().flatten().tolist(), default=0.0)
-        self.assertLessEqual(worst, bound.item(), msg=what)
+        if error.numel() > 0:
+            self.assertLessEqual(error.abs().max().item(), bound.item(), msg=what)
 
     def check_case(self, mesh: DeviceMesh, case: Case):
         inputs, grads = case.sizes.make(case.dtype)

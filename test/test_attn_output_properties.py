@@ -183,7 +183,15 @@ class TestAttnOutputProperties(KernelTestCase):
             self.assertEqual([output, grad_q], expected[:2])
             self.assertEqual([x[: case.m] for x in others], expected[2:])
 
-        for_all(prop, (), 20, case=cases(), more=st.integers(0, 400), seed=SEEDS)
+        for_all(
+            prop,
+            (),
+            20,
+            derandomize=True,
+            case=cases(),
+            more=st.integers(0, 400),
+            seed=SEEDS,
+        )
 
 
 def run_properties():

@@ -4,6 +4,7 @@
 
 import json
 import math
+import os
 import sys
 import unittest
 from contextlib import nullcontext
@@ -25,6 +26,7 @@ from test_attn_kernel import (
     both_ways,
     by_dtype,
     compact,
+    FEWER_EXAMPLES,
     GIVEN,
     KernelTestCase,
     report_on,
@@ -88,17 +90,20 @@ def cases(most=2**20 if TEST_WITH_ASAN else 2**25, batches=st.just(())):
     return made.filter(lambda case: work(case) < most)
 
 
-def for_all(prop, examples, count, **strategies):
+def for_all(prop, examples, count, derandomize=False, **strategies):
     """Runs ``prop`` with the examples, then with ``count`` that are drawn. The report of a
     failure has all arguments, and how to draw them again.
+
+    Each run draws others where results must be exact. A property with a bound, which chance may
+    exceed, is derandomized: each run draws the same ones.
     """
     test = given(**strategies)(prop)
     for arguments in examples:
         test = example(**arguments)(test)
     settings(
-        max_examples=count,
+        max_examples=count // 5 if FEWER_EXAMPLES in os.environ else count,
         deadline=None,
-        derandomize=False,
+        derandomize=derandomize,
         print_blob=True,
         database=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
@@ -141,7 +146,7 @@ class TestAttnProperties(KernelTestCase):
         most = 2**20 if dtype == torch.double or TEST_WITH_ASAN else 2**25
         batches = st.sampled_from(((), (1,), (2,), (3,)))
         wanted = cases(most, batches).filter(has_many)
-        for_all(prop, (), 30, case=wanted, seed=SEEDS)
+        for_all(prop, (), 30, derandomize=True, case=wanted, seed=SEEDS)
 
     @by_dtype
     def test_an_element_reaches_what_the_formulas_say(self, device, dtype):

@@ -18,6 +18,7 @@ OPTIONS = ({}, {"is_causal": True}, {"scale": 0.5}, {"is_causal": True, "scale":
 
 
 def make(*batch, m=3, n=5, d=4, e=6, dtype=torch.double, requires_grad=True, shared=None):
+    torch.manual_seed(0)
     shared = batch if shared is None else shared
     sizes = (*batch, m, d), (*shared, n, d), (*shared, n, e)
     return [torch.randn(size, dtype=dtype, requires_grad=requires_grad) for size in sizes]
@@ -63,10 +64,11 @@ def test_is_native():
         assert torch_attn.attn is fused.attn and torch_attn.attn_output is fused.attn_output
 
 
+@pytest.mark.skipif(torch_attn.is_native, reason="with attn of its own, any torch will do")
 def test_an_older_torch_is_refused():
     code = "import torch; torch.__version__ = '2.9.1+cpu'; import torch_attn"
     expected = "ImportError: torch_attn needs torch 2.10 or newer, and this is 2.9.1+cpu"
-    assert torch_attn.is_native or python(code) == expected
+    assert python(code) == expected
 
 
 @pytest.mark.parametrize("capability", ("default", "avx2", "avx512"))
