@@ -2,7 +2,7 @@
 CONFIGURE ?=
 SANITIZE ?=
 
-.PHONY: test-long test-releases test-sanitizers test-arm64 source course extension site test-site bench bench-gpu cuda-check
+.PHONY: test-long test-releases test-sanitizers test-arm64 test-mutants source course extension site test-site bench bench-gpu cuda-check
 test-long: ## the same with the slow ones: every float, the largest cases
 	$(BOOTSTRAP) test --long
 
@@ -14,6 +14,9 @@ test-sanitizers: ## the operator's tests with AddressSanitizer and UndefinedBeha
 
 test-arm64: ## the operator's tests on 64-bit ARM, in an emulator (Debian: g++-aarch64-linux-gnu, mmdebstrap, qemu-user-static)
 	$(BOOTSTRAP) test-arm64
+
+test-mutants: ## one test must fail for each fault in commands/mutants.yaml
+	$(BOOTSTRAP) test-mutants
 
 source: ## PyTorch built whole from its source, with the stack as commits: hours; CONFIGURE=1: only until it is configured
 	$(BOOTSTRAP) source $(if $(UPSTREAM),--upstream $(UPSTREAM) --python $(PYTHON)) $(if $(CONFIGURE),--configure)

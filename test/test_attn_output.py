@@ -81,6 +81,9 @@ SIZES = (
     sized(193, 289, 33, 2),
     sized(400, 700, 40, 24),
     sized(700, 400, 24, 40),
+    # The last key that is seen is the first of a block of columns.
+    sized(289, 290, 9, 8),
+    sized(577, 600, 9, 8),
     sized(60, 70, 1030, 3),  # so wide that it is composed
     sized(2, 3, 4, 5, 300),
     sized(97, 130, 20, 30, 3),

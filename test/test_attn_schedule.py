@@ -1,11 +1,10 @@
 # Owner(s): ["module: cpu"]
 
-"""How many cores attn's CPU kernel keeps busy: a model of its schedule, ATen/native/cpu/
-AttnForward.h, AttnBackward.h and AttnSchedule.h, in a time that is counted, not measured."""
+"""How many cores attn's CPU kernel keeps busy by its schedule, ATen/native/cpu/AttnForward.h,
+AttnBackward.h and AttnSchedule.h, in a time that is counted, not measured."""
 
 import ctypes
 import heapq
-import itertools
 import sys
 import unittest
 
@@ -15,19 +14,102 @@ from torch.testing._internal.common_utils import run_tests, TEST_WITH_ASAN, Test
 
 
 # forward() says what the tasks of the forward of one matrix by FMA are, in floats and in order: how
-# many elements of attn each computes. It returns how many tasks there are. plan() says how threads
-# share the backward: the grid of tiles, how many tasks a thread takes at once, and the slots for
-# addends of grad_q, grad_k and grad_v.
+# many elements of attn each computes. It returns how many tasks there are. backward() runs the
+# kernel's own schedule of the backward, on threads that do no work but count how long it takes. It
+# returns how many of them work at once, on average, or -1 if some would sleep for ever.
 SOURCE = """
-#include <ATen/native/cpu/AttnKernels.h>
+#include <ucontext.h>
 
+#include <condition_variable>
 #include <cstdlib>
+#include <set>
+#include <tuple>
+#include <utility>
 #include <vector>
 
-using namespace at::native::attn_cpu;
+// The kernel's threads, of which one runs at a time: that whose work ends first.
+struct Threads {
+  struct Thread {
+    ucontext_t state;
+    std::vector<char> stack = std::vector<char>(1 << 16);
+  };
+  std::vector<Thread> all;
+  std::set<std::pair<int64_t, int64_t>> ready; // when, and the thread
+  std::vector<int64_t> asleep;
+  int64_t now = 0, running = 0, worked = 0;
+  void (*task)(void* context, int64_t thread);
+  void* context;
+  ucontext_t main;
+
+  void run();
+  void pause() {
+    swapcontext(&all[running].state, &main);
+  }
+  void work(int64_t duration) {
+    worked += duration;
+    ready.emplace(now + duration, running);
+    pause();
+  }
+  void sleep() {
+    asleep.push_back(running);
+    pause();
+  }
+  void wake() {
+    for (const auto thread : asleep) {
+      ready.emplace(now, thread);
+    }
+    asleep.clear();
+  }
+} threads;
+
+void Threads::run() {
+  for (auto& [state, stack] : all) {
+    getcontext(&state);
+    state.uc_stack.ss_sp = stack.data();
+    state.uc_stack.ss_size = stack.size();
+    state.uc_link = &main;
+    makecontext(&state, [] { threads.task(threads.context, threads.running); }, 0);
+    ready.emplace(now, ready.size());
+  }
+  while (!ready.empty()) {
+    std::tie(now, running) = *ready.begin();
+    ready.erase(ready.begin());
+    swapcontext(&main, &all[running].state);
+  }
+}
+
+namespace at::native::attn_cpu::std { // which the kernel takes for std
+using namespace ::std;
+
+struct condition_variable {
+  template <typename F>
+  void wait(unique_lock<mutex>& lock, const F& done) {
+    while (!done()) {
+      lock.unlock();
+      threads.sleep();
+      lock.lock();
+    }
+  }
+  void notify_all() {
+    threads.wake();
+  }
+};
+
+} // namespace at::native::attn_cpu::std
+
+#include <ATen/native/cpu/AttnKernels.h>
+
+namespace at::native::attn_cpu {
+
+void* allocate(size_t bytes) {
+  return std::aligned_alloc(64, (bytes + 64) / 64 * 64);
+}
+
+int64_t count(double) {
+  return threads.all.size();
+}
 
 std::vector<int64_t> tasks;
-int64_t threads_now;
 
 struct Recorder {
   using T = float;
@@ -49,37 +131,76 @@ struct Recorder {
 };
 
 extern "C" int64_t forward(
-    int64_t m, int64_t n, int64_t d, int64_t e, int64_t threads, bool is_causal, int64_t* found) {
+    int64_t m, int64_t n, int64_t d, int64_t e, int64_t size, bool is_causal, int64_t* found) {
   std::vector<float> memory(m * e);
   const int64_t sizes[] = {m, e}, strides[] = {e, 1};
-  threads_now = threads;
+  threads.all = std::vector<Threads::Thread>(size);
   tasks.clear();
-  const Runtime runtime{
-      [](double) { return threads_now; },
-      [](int64_t, void (*task)(void*, int64_t), void* context) { task(context, 0); },
-      [](size_t bytes) { return std::aligned_alloc(64, (bytes + 64) / 64 * 64); },
-      std::free};
+  const auto run = [](int64_t, void (*task)(void*, int64_t), void* context) { task(context, 0); };
   ForwardArgs<float> args{Sizes{1, m, n, d, e}, {memory.data(), sizes, strides, 2}};
   args.form.diagonal = is_causal ? 0 : Form::NO_DIAGONAL;
-  forward_by<float, Recorder>(args, runtime);
+  forward_by<float, Recorder>(args, {count, run, allocate, std::free});
   std::copy(tasks.begin(), tasks.end(), found);
   return tasks.size();
 }
 
-extern "C" void plan(
-    int64_t m, int64_t n, int64_t d, int64_t e, int64_t threads, int64_t* found) {
-  const Grid<FmaBackward<float>> grid(Sizes{1, m, n, d, e});
-  const auto rows = std::min(grid.rows, m), cols = std::min(grid.cols, n);
-  const auto tiles = grid.row_blocks * grid.col_blocks;
-  const auto step = tasks_at_once(tiles, threads, std::max({rows * d, cols * d, cols * e}));
-  const int64_t all[] = {grid.row_blocks, grid.col_blocks, rows, cols, step};
-  found = std::copy(std::begin(all), std::end(all), found);
-  for (const auto size : {rows * d, cols * d, cols * e}) {
-    *found++ = slots_for(size, threads, step);
-  }
+// To add to one takes as long as ADDITION multiply-adds.
+struct Number {
+  Number(int) {}
+};
+constexpr int64_t ADDITION = 8;
+
+void add_sum(bool, Number*, const Number*, int64_t count) {
+  threads.work(ADDITION * count);
 }
+void convert(Number*, const Number*, int64_t) {}
+
+struct Worker {
+  using T = Number;
+  using Real = FmaBackward<float>;
+  static constexpr int64_t ROW_STEP = 8; // AVX-512's
+  static constexpr auto LONGEST = Real::LONGEST, MIN_TILE = Real::MIN_TILE;
+  struct Layout {
+    int64_t size = 0;
+    Layout(const BackwardArgs<Number>&, int64_t, int64_t) {}
+  };
+
+  Worker(const Layout&, Number*) {}
+  // The scores again, and grad_output vᵀ.
+  void start(const Tile<Number>& tile, bool) {
+    d = tile.q.rows * tile.k.rows * tile.q.cols;
+    e = tile.q.rows * tile.k.rows * tile.v.cols;
+    threads.work(d + e);
+  }
+  void add(size_t gradient, bool, Number*) {
+    threads.work(gradient == 2 ? e : d);
+  }
+
+  int64_t d, e;
+};
+
+extern "C" double backward(int64_t m, int64_t n, int64_t d, int64_t e, int64_t size) {
+  std::vector<Number> memory((m + n) * (d + e), 0);
+  const int64_t q[] = {m, d}, k[] = {n, d}, v[] = {n, e}, output[] = {m, e};
+  const int64_t by_d[] = {d, 1}, by_e[] = {e, 1};
+  const auto x = memory.data(), x_k = x + m * d, x_v = x_k + n * d;
+  const BackwardArgs<Number> args{
+      Sizes{1, m, n, d, e},
+      {x, q, by_d, 2}, {x_k, k, by_d, 2}, {x_v, v, by_e, 2},
+      {x_v + n * e, output, by_e, 2}, {}, {x, q, by_d, 2}, {x_k, k, by_d, 2}, {x_v, v, by_e, 2}};
+  threads = {};
+  threads.all = std::vector<Threads::Thread>(size);
+  const auto run = [](int64_t, void (*task)(void*, int64_t), void* context) {
+    threads.task = task;
+    threads.context = context;
+    threads.run();
+  };
+  backward_by<Number, Worker>(args, {count, run, allocate, std::free});
+  return threads.asleep.empty() ? double(threads.worked) / threads.now : -1;
+}
+
+} // namespace at::native::attn_cpu
 """
-ADDITION = 8  # multiply-adds that take as long as to add one number to a sum
 
 
 def forward_tasks(m, n, d, e, threads, is_causal):
@@ -100,78 +221,11 @@ def forward_cores(*problem):
     return sum(tasks) / max(ends)
 
 
-class OrderedSums:
-    """As in AttnSchedule.h: addends are handed in in slots, and added in order."""
-
-    def __init__(self, stride, addends, slots, product, addition):
-        self.stride, self.addends = stride, addends
-        self.product, self.addition = product, addition  # how long they take
-        self.free_for = list(range(slots))
-        self.holds = [-1] * slots
-        self.turns, self.adding = {}, set()
-
-    def add(self, task, index, turn):
-        """Yields how long the thread works, or None where it sleeps until another has worked."""
-        if self.addends == 1:
-            yield self.product
-            return
-        slots = len(self.holds)
-        while self.free_for[task % slots] != task:
-            yield None
-        yield self.product
-        self.holds[task % slots] = task
-        first = task - turn * self.stride
-        while index not in self.adding:
-            next_turn = self.turns.get(index, 0)
-            found = first + next_turn * self.stride
-            if next_turn == self.addends or self.holds[found % slots] != found:
-                return
-            self.adding.add(index)
-            yield self.addition
-            self.adding.remove(index)
-            self.turns[index] = next_turn + 1
-            self.free_for[found % slots] = found + slots
-
-
-def backward_time(m, n, d, e, threads):
-    """How long the backward of one matrix takes, in multiply-adds of a core."""
-    found = (ctypes.c_int64 * 8)()
-    library("attn_schedule", SOURCE).plan(
-        *map(ctypes.c_int64, (m, n, d, e, threads)), found
-    )
-    row_blocks, col_blocks, rows, cols, step, *slots = found
-    work = rows * cols
-    sums = [
-        OrderedSums(1, col_blocks, slots[0], work * d, ADDITION * rows * d),
-        OrderedSums(col_blocks, row_blocks, slots[1], work * d, ADDITION * cols * d),
-        OrderedSums(col_blocks, row_blocks, slots[2], work * e, ADDITION * cols * e),
-    ]
-    tasks = iter(range(row_blocks * col_blocks))
-
-    def thread():
-        while taken := list(itertools.islice(tasks, step)):
-            for task in taken:
-                row, col = divmod(task, col_blocks)
-                yield work * (d + e)  # the scores again, and grad_output vᵀ
-                yield from sums[0].add(task, row, col)
-                yield from sums[1].add(task, col, row)
-                yield from sums[2].add(task, col, row)
-
-    ready = [(0, i, thread()) for i in range(threads)]
-    asleep = []
-    while ready:
-        now, i, at_work = heapq.heappop(ready)
-        took = next(at_work, StopIteration)
-        if took is None:
-            asleep.append((i, at_work))
-            continue
-        if took is not StopIteration:
-            heapq.heappush(ready, (now + took, i, at_work))
-        for entry in asleep:
-            heapq.heappush(ready, (now, *entry))
-        asleep.clear()
-    assert not asleep, "threads sleep for ever"
-    return now
+def backward_cores(*sizes_and_threads):
+    """How many cores are busy in the backward of one matrix."""
+    backward = library("attn_schedule", SOURCE).backward
+    backward.restype = ctypes.c_double
+    return backward(*map(ctypes.c_int64, sizes_and_threads))
 
 
 @unittest.skipIf(CAPABILITY not in FLAGS, "another architecture's")
@@ -181,14 +235,14 @@ class TestAttnSchedule(TestCase):
     # m, n, d and e, and how many of THREADS cores are busy at least.
     THREADS = (2, 8, 32, 64)
     BUSY = {
-        (512, 512, 64, 64): (1.9, 7, 17, 28),
-        (1024, 1024, 256, 256): (1.9, 7, 17, 30),
-        (4096, 4096, 16, 16): (1.9, 7.8, 29, 53),
-        (4096, 4096, 64, 64): (1.9, 7.8, 29, 53),
-        (16384, 16384, 64, 64): (1.9, 7.9, 31, 62),
-        (65536, 64, 64, 64): (1.9, 7.8, 29, 52),
-        (64, 65536, 64, 64): (1.9, 7.8, 28, 52),
-        (1, 100000, 1, 1): (1.9, 7, 21, 41),
+        (512, 512, 64, 64): (1.9, 7, 23, 23),
+        (1024, 1024, 256, 256): (1.9, 7, 24, 27),
+        (4096, 4096, 16, 16): (1.9, 7.9, 30, 59),
+        (4096, 4096, 64, 64): (1.9, 7.9, 30, 59),
+        (16384, 16384, 64, 64): (1.9, 7.9, 31, 63),
+        (65536, 64, 64, 64): (1.9, 7.9, 30, 53),
+        (64, 65536, 64, 64): (1.9, 7.8, 28, 54),
+        (1, 100000, 1, 1): (1.9, 7, 21, 42),
         (100000, 1, 1, 1): (1.9, 7, 21, 32),
     }
 
@@ -210,10 +264,9 @@ class TestAttnSchedule(TestCase):
 
     def test_busy_cores(self):
         for sizes, busy in self.BUSY.items():
-            alone = backward_time(*sizes, 1)
             for threads, least in zip(self.THREADS, busy):
                 with self.subTest(sizes=sizes, threads=threads):
-                    self.assertGreater(alone / backward_time(*sizes, threads), least)
+                    self.assertGreater(backward_cores(*sizes, threads), least)
 
 
 if __name__ == "__main__":

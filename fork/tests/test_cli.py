@@ -32,7 +32,7 @@ COMMANDS = (
     *("check", "stack", "new", "tree", "apply", "commits", "export", "absorb", "review"),
     *("graft", "install", "source", "site"),
     *("test", "test-upstream", "test-stack", "test-releases", "test-sanitizers"),
-    *("test-arm64", "cuda-check"),
+    *("test-arm64", "test-mutants", "cuda-check"),
     *("course", "extension", "lint", "capabilities"),
     *("bench", "bench-gpu"),
 )
