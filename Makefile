@@ -1,10 +1,11 @@
-# Every target sets up what it needs. Variables: PYTHON, BASE, COMMIT, UPSTREAM (a source tree), MINUTES.
+# Every target sets up what it needs. Variables: PYTHON, BASE, COMMIT, UPSTREAM (a source tree), MINUTES, ONLY.
 # BASE is a release, or `installed`: the torch that PYTHON has, and all else too, so that nothing is downloaded.
 PYTHON ?= python3
 BASE ?=
 COMMIT ?=
 UPSTREAM ?=
 MINUTES ?=
+ONLY ?=
 
 ifneq ($(BASE),)
 export BASE
@@ -18,8 +19,8 @@ BOOTSTRAP = @command -v $(PYTHON) >/dev/null || { echo "error: no $(PYTHON): ins
 $(PROJECT): ## graft the tip, install it in .venv, run example.py
 	$(BOOTSTRAP) install --example $(if $(COMMIT),--commit $(COMMIT))
 
-test: ## the fork's tests, the operator's tests, the checks of the stack
-	$(BOOTSTRAP) test
+test: ## the fork's tests, the operator's tests, the checks of the stack; ONLY=fork, operator or stack: these
+	$(BOOTSTRAP) test $(if $(ONLY),--only $(ONLY))
 
 test-upstream: ## PyTorch's own suites on the release whose source is at hand
 	$(BOOTSTRAP) test-upstream $(if $(COMMIT),--commit $(COMMIT)) $(if $(UPSTREAM),--upstream $(UPSTREAM))

@@ -81,9 +81,16 @@ def source_command(upstream: Path | None, python: str, branch: str, configure: b
 @main.command(section="Test", example="--long --base installed")
 @BASE
 @click.option("--long", is_flag=True, help="With every float and the largest cases.")
-def test(base: str, long: bool) -> None:
+@click.option(
+    *("--only", "parts"),
+    multiple=True,
+    type=click.Choice(suites.PARTS),
+    help="Run this part only; may be repeated.",
+)
+def test(base: str, long: bool, parts: tuple[str, ...]) -> None:
     """Run the fork's tests, the operator's tests on the tip, and the checks (`make test`)."""
-    report([f"failed: {what}" for what in suites.run_own(base, long)])
+    failed = suites.run_own(base, long, parts or suites.PARTS)
+    report([f"failed: {what}" for what in failed])
 
 
 @main.command("test-upstream", section="Test", example="--commit 3 --suite test_ops.py")

@@ -11,6 +11,7 @@ from pathlib import Path
 import capability_table
 
 from commands.bench import figures
+from commands.ci import read_record
 from fork.overlay import RELEASES, Commit, Stack
 from fork.suites import Record, ReleasesRecord
 
@@ -92,6 +93,14 @@ def figures_table() -> str:
     return "\n".join(table(("figures", "measured on", "of which kernel"), rows)) + "\n"
 
 
+def dearest_table() -> str:
+    """The ten test files that take CI longest, by its record."""
+    stages = read_record().items()
+    files = [(seconds, file, name) for name, of in stages for file, seconds in of.files.items()]
+    rows = [(f"`{file}`", name, f"{seconds:.0f}") for seconds, file, name in sorted(files)[:-11:-1]]
+    return "\n".join(table(("test file", "stage", "seconds"), rows)) + "\n"
+
+
 def releases_table(stack: Stack) -> str:
     """What each release is used for, and what passed on it with each Python."""
     record, rows = ReleasesRecord(stack), []
@@ -119,6 +128,7 @@ def write_pages(source: Path) -> None:
     pages = {f"generated/stack/{c.folder.name}.md": commit_page(stack, c) for c in stack.commits}
     pages["generated/series.md"] = series_page(stack)
     pages["generated/results-table.inc"] = results_table(stack)
+    pages["generated/dearest-table.inc"] = dearest_table()
     pages["generated/figures-table.inc"] = figures_table()
     pages["generated/releases-table.inc"] = releases_table(stack)
     pages |= capability_table.pages()

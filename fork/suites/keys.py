@@ -44,7 +44,7 @@ def key_of(plan: Plan, stack: Stack, commit: Commit, where: str) -> str:
         files |= {path: file for path, file in made if not path.startswith(UNSEEN)}
         files |= {f"fork/suites/{file.name}": file for file in RUNNER}
     scripts = [[c.folder, *c.words] for c in plan.scripts]
-    return _digest([where, plan.upstream, plan.own, scripts], contents(files))
+    return digest([where, plan.upstream, plan.own, scripts], contents(files))
 
 
 def key_made(plan: Plan, stack: Stack, commit: Commit, graft: Graft) -> str:
@@ -56,10 +56,11 @@ def key_made(plan: Plan, stack: Stack, commit: Commit, graft: Graft) -> str:
     commands = [list(map(str, command(name, of, report))) for name, of in suites.items()]
     scripts = [[c.folder, *c.words] for c in plan.scripts]
     files = {**tests_of(plan, stack.tree(commit.number)), REQUIREMENTS.name: REQUIREMENTS}
-    return _digest([graft.base.version, commands, scripts], {**inputs, **contents(files)})
+    return digest([graft.base.version, commands, scripts], {**inputs, **contents(files)})
 
 
-def _digest(about: list, files: Mapping[str, bytes]) -> str:
+def digest(about: list, files: Mapping[str, bytes]) -> str:
+    """A hash of files by their names, and of what else is said `about` them."""
     hashes = {path: hashlib.sha256(text).hexdigest() for path, text in files.items()}
     text = json.dumps([*about, hashes], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

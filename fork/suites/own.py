@@ -2,6 +2,7 @@
 
 import importlib.util
 import subprocess
+from collections.abc import Collection
 
 from fork import paths
 from fork.console import console, print_wide
@@ -14,38 +15,44 @@ from fork.suites.report import failures, finish, table
 from fork.suites.results import Result
 from fork.suites.run import TWO_THREADS, environment, run_suites
 
-TESTS = "fork/tests"
+TESTS = paths.ROOT / "fork" / "tests"
+PARTS = ("fork", "operator", "stack")
 
 
-def run_own(base: str, slow: bool) -> list[str]:
-    """Runs all of it on `base` in .venv, with `slow` the slow tests too; what failed."""
-    graft_into(paths.VENV, base)
-    python = paths.VENV / "bin" / "python"
+def run_own(base: str, slow: bool, parts: Collection[str] = PARTS) -> list[str]:
+    """Runs those `parts` on `base` in .venv, with `slow` the slow tests too; what failed."""
     failed = []
-    if (paths.ROOT / TESTS).is_dir():  # a folder that `new --into` made has none
+    if {*parts} & {"fork", "operator"}:
+        graft_into(paths.VENV, base)
+    if "fork" in parts and TESTS.is_dir():  # a folder that `new --into` made has none
         console.rule("the fork's tests", align="left")
-        env = environment(threads=1) | {"BASE": base}  # whose wheel the fork's tests look at
-        # A borrowed environment may lack pytest-xdist.
-        xdist = importlib.util.find_spec("xdist") is not None
-        workers = ["--numprocesses=auto", "--dist=worksteal"] if xdist else []
-        command = [python, "-m", "pytest", "-q", *workers, TESTS]
-        if subprocess.run(command, cwd=paths.ROOT, env=env).returncode:
+        if run_forks(base):
             failed.append("the fork's tests")
-    console.rule("the operator's tests", align="left")
-    results = run_suites(
-        python,
-        paths.ROOT,
-        own_files(paths.ROOT),
-        log_dir=paths.BUILD / "own",
-        slow=slow,
-        variables=TWO_THREADS,
-    )
-    print_wide(table((), results))
-    if finish(results):
-        failed.append("the operator's tests")
-    console.rule("the stack", align="left")
-    stack = Stack(paths.ROOT)
-    return failed + check(stack) + problems(stack)
+    if "operator" in parts:
+        console.rule("the operator's tests", align="left")
+        python, logs = paths.VENV / "bin" / "python", paths.BUILD / "reports" / "operator"
+        own, about = own_files(paths.ROOT), {"log_dir": logs, "slow": slow}
+        results = run_suites(python, paths.ROOT, own, variables=TWO_THREADS, **about)
+        print_wide(table((), results))
+        if finish(results):
+            failed.append("the operator's tests")
+    if "stack" in parts:
+        console.rule("the stack", align="left")
+        stack = Stack(paths.ROOT)
+        failed += check(stack) + problems(stack)
+    return failed
+
+
+def run_forks(base: str) -> int:
+    """Runs the fork's tests; pytest's exit status."""
+    env = environment(threads=1) | {"BASE": base}  # whose wheel the fork's tests look at
+    # A borrowed environment may lack pytest-xdist.
+    xdist = importlib.util.find_spec("xdist") is not None
+    workers = ["--numprocesses=auto", "--dist=worksteal"] if xdist else []
+    report = ["-o", "junit_family=xunit1", f"--junitxml={paths.BUILD / 'reports' / 'fork.xml'}"]
+    python = paths.VENV / "bin" / "python"
+    command = [python, "-m", "pytest", "-q", *report, *workers, TESTS]
+    return subprocess.run(command, cwd=paths.ROOT, env=env).returncode
 
 
 def run_sanitized(base: str) -> list[Result]:

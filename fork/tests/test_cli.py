@@ -33,7 +33,7 @@ COMMANDS = (
     *("graft", "install", "source", "site"),
     *("test", "test-upstream", "test-stack", "test-releases", "test-sanitizers"),
     *("test-arm64", "test-mutants", "cuda-check"),
-    *("course", "extension", "lint", "capabilities"),
+    *("course", "extension", "lint", "capabilities", "ci"),
     *("bench", "bench-gpu"),
 )
 
