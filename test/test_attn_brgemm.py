@@ -230,7 +230,7 @@ def compiled(folder, text, plain=False):
     source = os.path.join(folder, "by_brgemm.cpp")
     if plain:
         text = text.replace("Brgemm<S>", "Plain").replace(
-            "AttnKernels.h", "AttnVnniSecondOrder.h"
+            "AttnKernels.h", "AttnVnniBackward.h"
         )
     with open(source, "w") as file:
         file.write(text)

@@ -4,6 +4,7 @@
 
 import json
 import os
+import sys
 import tempfile
 import unittest
 from functools import partial
@@ -13,6 +14,7 @@ from test_attn import AttnTestCase, BATCH_LAYOUTS, LAYOUTS
 from test_attn_brgemm import call, compiled, DENSE
 from test_attn_kernel import compact, growth, in_process
 from test_attn_output import both_ways, Problem, sized, SIZES
+from test_attn_products import CAPABILITY, FLAGS
 
 import torch
 from torch.testing._internal.common_device_type import (
@@ -138,6 +140,8 @@ class TestAttnOutputKernel(AttnTestCase):
             [torch.attn_output(q, k, v)], [torch.attn_output(q, *expanded)]
         )
 
+    @unittest.skipIf(CAPABILITY not in FLAGS, "another architecture's")
+    @unittest.skipIf(sys.platform == "win32", "the compiler's options are GCC's")
     @unittest.skipIf(TEST_WITH_ASAN, "the library has no sanitizer in it")
     def test_backward_by_pairs(self, device):
         """Its error is at most one and a half times that of the operator's."""
