@@ -111,7 +111,6 @@ class TestAttnOutputSharding(ShardingTestCase):
             self.assert_placed(found, f"{layout.output} {layout.grads}")
             self.assertEqual(communications, 0)
 
-
     @parametrize("given", GIVEN, name_fn="".join)
     def test_second_order_of_some(self, given):
         """Of tangents that are not there, as without DTensor."""
