@@ -116,13 +116,131 @@ extern "C" void by_brgemm(int64_t m, int64_t n, int64_t d, int64_t e, void** x) 
 """
 
 
-def compiled(folder, text):
-    """Compiles C++ that includes the kernel. Returns the library."""
+# In place of AttnVnni.h, which needs AVX-512: the same for any instruction set, slowly. With it the
+# classes that call it are compiled for this machine. Operands are copies, row after row.
+PLAIN = """
+#pragma once
+
+#include <ATen/native/cpu/AttnBackward.h>
+#include <ATen/native/cpu/AttnBrgemm.h>
+
+#define CPU_CAPABILITY_AVX512
+
+namespace at::native::attn_cpu {
+inline namespace CPU_CAPABILITY {
+
+struct Plain {
+  using Element = at::BFloat16;
+  struct Context {};
+  static vec::Vectorized<Element> round(const Pair<float>& x) {
+    return round_pair<Element>(x);
+  }
+};
+
+template <typename Micro>
+struct VnniProducts {
+  using S = typename Micro::Element;
+  using T = float;
+  using Vec = vec::Vectorized<S>;
+  static constexpr int64_t W = Vec::size(), MC = BRGEMM_ROWS[0];
+
+  struct Left {
+    S* data;
+    int64_t rows, cols;
+    int64_t row_stride = at::round_up(cols, W);
+    S* at(int64_t row, int64_t col) const {
+      return data + row * row_stride + col;
+    }
+  };
+  static int64_t left_size(int64_t rows, int64_t cols) {
+    return rows * at::round_up(cols, W) / 2;
+  }
+  static int64_t right_size(int64_t rows, int64_t cols) {
+    return left_size(rows, cols);
+  }
+  static Left left(S* copy, const Matrix<const S>& x) {
+    const Left result{copy, x.rows, x.cols};
+    for (const auto i : c10::irange(x.rows)) {
+      for (const auto j : c10::irange(x.cols)) {
+        *result.at(i, j) = x.at(i, j);
+      }
+    }
+    return result;
+  }
+  static Left right(S* copy, const Matrix<const S>& x) {
+    return left(copy, x);
+  }
+  static Left columns(S* copy, const Matrix<const S>& x) {
+    return left(copy, x.t());
+  }
+
+  static float sum(const Left& a, int64_t row, const Left& b, int64_t col) {
+    float found = 0;
+    for (const auto i : c10::irange(a.cols)) {
+      found += float(*a.at(row, i)) * float(*b.at(i, col));
+    }
+    return found;
+  }
+  static void multiply(const Left& a, int64_t row, const Left& b, T* c) {
+    for (const auto i : c10::irange(std::min(MC, a.rows - row))) {
+      for (const auto j : c10::irange(b.cols)) {
+        c[i * BRGEMM_LD + j] = sum(a, row + i, b, j);
+      }
+    }
+  }
+  template <typename O>
+  static void add_product(bool accumulate, const Left& a, const Left& b, T*, O* out) {
+    for (const auto i : c10::irange(a.rows)) {
+      for (const auto j : c10::irange(b.cols)) {
+        auto& x = out[i * b.cols + j];
+        x = O((accumulate ? float(x) : 0) + sum(a, i, b, j));
+      }
+    }
+  }
+
+  static Vec load_row(const Matrix<const S>& x, int64_t row, int64_t col, int64_t count) {
+    S gathered[W] = {};
+    for (const auto j : c10::irange(std::min(count, W))) {
+      gathered[j] = x.at(row, col + j);
+    }
+    return Vec::loadu(gathered);
+  }
+  template <typename F>
+  static void for_vectors(int64_t size, const F& fn) {
+    for (int64_t i = 0; i < size; i += W) {
+      fn(i, std::min(W, size - i));
+    }
+  }
+  static Vec attn_of(const T* scores, int64_t count, const Form& form) {
+    const auto x = load<T>(scores, count) * Pair<T>(T(form.scale));
+    return Micro::round(attn_tanh_for<S>(x, count));
+  }
+};
+
+} // namespace CPU_CAPABILITY
+} // namespace at::native::attn_cpu
+"""
+
+
+def compiled(folder, text, plain=False):
+    """Compiles C++ that includes the kernel. Returns the library.
+
+    If it is `plain`, PLAIN takes the place of Brgemm and of AttnVnni.h.
+    """
     source = os.path.join(folder, "by_brgemm.cpp")
+    if plain:
+        text = text.replace("Brgemm<S>", "Plain").replace(
+            "AttnKernels.h", "AttnVnniBackward.h"
+        )
     with open(source, "w") as file:
         file.write(text)
     capability = [f"-DCPU_CAPABILITY={CAPABILITY}", f"-DCPU_CAPABILITY_{CAPABILITY}"]
     flags = ["-O1", "-w", *capability, *FLAGS[CAPABILITY]]
+    if plain:
+        os.makedirs(header := os.path.join(folder, "ATen", "native", "cpu"))
+        with open(os.path.join(header, "AttnVnni.h"), "w") as file:
+            file.write(PLAIN)
+        flags = [f"-I{folder}", *flags]
     load(
         "by_brgemm",
         [source],
@@ -130,7 +248,9 @@ def compiled(folder, text):
         build_directory=folder,
         is_python_module=False,
     )
-    return ctypes.CDLL(os.path.join(folder, "by_brgemm.so"))
+    # A second one in a process gets a number in its name.
+    (library,) = (x for x in os.listdir(folder) if x.endswith(".so"))
+    return ctypes.CDLL(os.path.join(folder, library))
 
 
 def call(function, sizes, tensors):

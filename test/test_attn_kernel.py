@@ -328,7 +328,7 @@ def runs_with(*flags):
     """Whether a program that is compiled with these flags runs here."""
     with tempfile.TemporaryDirectory() as folder:
         program = os.path.join(folder, "program")
-        command = [get_cxx_compiler(), "-x", "c++", "-", *flags, "-o", program]
+        command = [*get_cxx_compiler().split(), "-x", "c++", "-", *flags, "-o", program]
         given = {"input": b"int main() {}", "stderr": subprocess.DEVNULL}
         return not (
             subprocess.run(command, **given).returncode

@@ -2,10 +2,13 @@
 
 """attn_output of DTensors: where its results are, and what they are."""
 
+from itertools import product
 from typing import NamedTuple
 
+from attn_function import INPUTS
 from test_attn_dtensor import AttnProcesses, place, ShardingTestCase, summed
 from test_attn_output import composed
+from test_attn_output_second_order import GIVEN
 
 import torch
 from torch.distributed.device_mesh import init_device_mesh
@@ -107,6 +110,24 @@ class TestAttnOutputSharding(ShardingTestCase):
         self.assert_placed(found, f"{layout.output} {layout.grads}")
         # What is gathered has a tangent, which is gathered too.
         self.assertEqual(communications, 2 * layout.forward)
+
+    @parametrize("given", GIVEN, name_fn="".join)
+    def test_second_order_of_some(self, given):
+        """Of tangents that are not there, as without DTensor."""
+        mesh = self.mesh()
+        *inputs, grad = make(LAYOUTS[0])
+        placed = [place(x, mesh, "R") for x in (grad, *inputs)]
+        double_backward = torch.ops.aten._attn_output_double_backward
+        tangents = zip(INPUTS, inputs, placed[1:])
+        plain, there = zip(
+            *((x, y) if name in given else (None, None) for name, x, y in tangents)
+        )
+        # All on the same placements: only the cache of strategies tells them apart.
+        for mask in product((False, True), repeat=4):
+            expected = double_backward(grad, *inputs, *plain, False, 1.0, mask)
+            found = double_backward(*placed, *there, False, 1.0, mask)
+            found = [None if x is None else x.full_tensor() for x in found]
+            self.assertEqual(found, list(expected))
 
 
 instantiate_parametrized_tests(TestAttnOutputSharding)

@@ -4,13 +4,17 @@
 
 import json
 import os
+import sys
+import tempfile
 import unittest
 from functools import partial
 from itertools import product
 
 from test_attn import AttnTestCase, BATCH_LAYOUTS, LAYOUTS
+from test_attn_brgemm import call, compiled, DENSE
 from test_attn_kernel import compact, growth, in_process
 from test_attn_output import both_ways, Problem, sized, SIZES
+from test_attn_products import CAPABILITY, FLAGS
 
 import torch
 from torch.testing._internal.common_device_type import (
@@ -35,6 +39,18 @@ THREADED = (
     Problem(sized(300, 301, 20, 30, 4, 3), (1, 3)),
     Problem(sized(30, 31, 20, 30, 40, 3), (40, 1), True),
 )
+# The backward by products of pairs, which are PLAIN's: see test_attn_brgemm.
+BACKWARD = """
+extern "C" void backward(
+    int64_t m, int64_t n, int64_t d, int64_t e, int64_t is_causal, void** x) {
+  const Sizes sizes{1, m, n, d, e};
+  const Dense<const S> q(x[0], m, d), k(x[1], n, d), v(x[2], n, e), grad_output(x[3], m, e);
+  const Dense<S> grad_q(x[4], m, d), grad_k(x[5], n, d), grad_v(x[6], n, e);
+  const BackwardArgs<S> args{
+      sizes, grad_q, grad_k, grad_v, grad_output, {}, q, k, v, {}, form_of(is_causal, 0.5), 1};
+  backward_by<S, VnniBackward<Brgemm<S>>>(args, aten_runtime());
+}
+"""
 LENGTHS = (4096, 8192, 16384)
 MASKS = (False, True)
 MEMORY_DTYPES = (torch.float, torch.bfloat16)
@@ -123,6 +139,30 @@ class TestAttnOutputKernel(AttnTestCase):
         self.assert_bitwise(
             [torch.attn_output(q, k, v)], [torch.attn_output(q, *expanded)]
         )
+
+    @unittest.skipIf(CAPABILITY not in FLAGS, "another architecture's")
+    @unittest.skipIf(sys.platform == "win32", "the compiler's options are GCC's")
+    @unittest.skipIf(TEST_WITH_ASAN, "the library has no sanitizer in it")
+    def test_backward_by_pairs(self, device):
+        """Its error is at most one and a half times that of the operator's."""
+        with tempfile.TemporaryDirectory() as folder:
+            library = compiled(folder, DENSE + BACKWARD, plain=True)
+            # The operator cuts keys off that are masked for all queries: n is at most m.
+            for sizes in ((130, 97, 9, 8), (300, 289, 20, 33)):
+                for is_causal in MASKS:
+                    problem = Problem(sized(*sizes), (), is_causal, 0.5)
+                    inputs, grad_output = problem.make(device, torch.bfloat16)
+                    found = [torch.empty_like(x) for x in inputs]
+                    given = *inputs, grad_output, *found
+                    call(library.backward, (*sizes, is_causal), given)
+                    wide = [x.double() for x in (*inputs, grad_output)]
+                    run = partial(both_ways, torch.attn_output, problem)
+                    _, *operators = run(inputs, grad_output)
+                    _, *exact = run(wide[:3], wide[3])
+                    for x, y, z in zip(found, operators, exact):
+                        with self.subTest(sizes=sizes, is_causal=is_causal):
+                            allowed = 1.5 * (y - z).norm()
+                            self.assertLessEqual((x - z).norm(), allowed)
 
     def assert_memory_is_bounded(self, measure):
         found, _ = in_process(measure, MALLOC_MMAP_THRESHOLD_=str(2**16))

@@ -5,6 +5,7 @@
 import json
 import math
 import os
+import sys
 import tempfile
 import unittest
 from itertools import product
@@ -27,6 +28,7 @@ from test_attn_output_second_order import (
     tangent,
     tangents_of,
 )
+from test_attn_products import CAPABILITY, FLAGS
 
 import torch
 from torch.testing._internal.common_device_type import instantiate_device_type_tests
@@ -242,12 +244,16 @@ class TestAttnOutputSecondOrderProperties(KernelTestCase):
 
 
 class TestAttnOutputSecondOrderByBrgemm(KernelTestCase):
-    @unittest.skipUnless(multiplies_bfloat16(), "oneDNN has no such products here")
+    @parametrize("plain", (False, True))
+    @unittest.skipIf(CAPABILITY not in FLAGS, "another architecture's")
+    @unittest.skipIf(sys.platform == "win32", "the compiler's options are GCC's")
     @unittest.skipIf(TEST_WITH_ASAN, "the library has no sanitizer in it")
-    def test_values(self, device):
+    def test_values(self, device, plain):
         """Their error is at most one and a half times that of the operator's."""
+        if not (plain or multiplies_bfloat16()):
+            self.skipTest("oneDNN has no such products here")
         with tempfile.TemporaryDirectory() as folder:
-            library = compiled(folder, DENSE + BY_BRGEMM)
+            library = compiled(folder, DENSE + BY_BRGEMM, plain)
             # The operator cuts keys off that are masked for all queries: n is at most m.
             for sizes in ((130, 97, 9, 8), (300, 300, 64, 64), (400, 193, 33, 260)):
                 for is_causal in MASKED:

@@ -200,6 +200,12 @@ class TestAttnRingFourProcesses(AttnRing):
                 self.assertEqual(comm.get_comm_counts(), GATHERS)
                 expected = composed(q, k, v, **problem.options)
                 self.assertEqual(output.full_tensor(), expected)
+            # By rows over two dimensions it is no ring.
+            inputs = [distribute_tensor(x, mesh, [Shard(1)] * 2) for x in (q, k, v)]
+            with ring_attention(block=BLOCK), CommDebugMode() as comm:
+                output = torch.attn_output(*inputs, **problem.options)
+            self.assertNotIn(torch.ops.c10d.allgather_, comm.get_comm_counts())
+            self.assertEqual(output.full_tensor(), expected)
 
 
 @unittest.skipUnless(
