@@ -168,13 +168,14 @@ def _matching(glob: str) -> list[str]:
 
 def version(package: str) -> str:
     """The version of one of Debian's packages: what is installed, or what would be."""
-    for _ in range(2):
+    for update in (True, False):
         said = output(["apt-cache", "policy", package], "apt").decode()
         found = dict(re.findall(r"^  (Installed|Candidate): (.*)", said, re.M))
         for state in ("Installed", "Candidate"):
             if found.get(state, "(none)") != "(none)":
                 return found[state]
-        output(["apt-get", "update", "-qq"], "apt")
+        if update:
+            output(["apt-get", "update", "-qq"], "apt")
     raise ForkError(f"{package}: Debian has no such package")
 
 

@@ -135,10 +135,32 @@ def test_errors(clone):
     assert f"error: {ci.STAGES}: " in ran(clone)[2]
 
 
-def test_the_version_of_a_package():
-    assert re.match(r"\d", ci.version("bash"))
-    with pytest.raises(ForkError, match="cannot be|no such package|apt"):
-        ci.version("no-such-package-anywhere")
+POLICY = "bash:\n  Installed: {}\n  Candidate: {}\n  Version table:\n"
+
+
+@pytest.mark.parametrize(
+    ("installed", "candidate", "updated", "version"),
+    [
+        ("5.2", "5.3", "", "5.2"),
+        ("(none)", "5.3", "", "5.3"),
+        ("(none)", "(none)", "5.4", "5.4"),  # which `apt-get update` brings
+        ("(none)", "(none)", "(none)", None),
+    ],
+)
+def test_the_version_of_a_package(monkeypatch, installed, candidate, updated, version):
+    said = [candidate, updated]
+
+    def output(command, package):
+        if command[0] == "apt-get":
+            said.pop(0)
+        return POLICY.format(installed, said[0]).encode()
+
+    monkeypatch.setattr(ci, "output", output)
+    if version:
+        assert ci.version("bash") == version
+    else:
+        with pytest.raises(ForkError, match="^bash: Debian has no such package$"):
+            ci.version("bash")
 
 
 def test_seconds_of_reports(tmp_path, monkeypatch):
