@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from commands.course import COURSE, install_packages, with_tools
+from commands.lessons import COURSE, install_packages, with_tools
 from fork import options, paths
 from fork.bootstrap import BORROWED, make_venv, new_venv
 from fork.commands import Command

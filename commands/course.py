@@ -1,77 +1,48 @@
-"""The course: its lessons and exercises run, its extension built, installed and tested."""
+"""The course: its lessons run; its exercises, its extension and operators of one's own tested."""
 
-import os
-import shutil
-import subprocess
 import sys
-from pathlib import Path
 
 import click
 
+from commands.lessons import (
+    COURSE,
+    EXTENSION,
+    install_extension,
+    install_packages,
+    pytest,
+    with_tools,
+)
+from commands.site import LESSONS, build_site
 from fork import paths
 from fork.commands import Command
-from fork.console import console, run, step
-from fork.errors import ForkError
-from fork.graft import STAMP, graft_into
-from fork.overlay import default_release, files_under, write
+from fork.console import console
+from fork.graft import graft_into
+from fork.overlay import default_release
 from fork.suites import environment
 
-COURSE = paths.ROOT / "course"
-EXTENSION = COURSE / "linear_extension"
-MADE = paths.BUILD / "course"  # the extension's wheels, by what they are made of
+OPERATORS = COURSE / "tests" / "test_new.py"
 
 
-@click.command(cls=Command, section="Test")
-def course() -> None:
+@click.command(cls=Command, section="Test", example="--only lessons")
+@click.option(
+    "--only",
+    type=click.Choice(["lessons", "operators"]),
+    help="The lessons, with their exercises and the extension, or the operators of one's own.",
+)
+def course(only: str | None) -> None:
     """Run the course's lessons, exercises and extension (`make course`)."""
     graft_into(paths.VENV, default_release())
     install_packages(paths.VENV)
-    install_extension(paths.VENV)
+    tests = [OPERATORS] if only != "lessons" else []  # the longest is first
+    if only != "operators":
+        install_extension(paths.VENV)
+        build_site()  # This runs each lesson, once.
+        others = {*(COURSE / "tests").glob("test_*.py")} - {OPERATORS}
+        tests += [*sorted(others), EXTENSION / "tests", *LESSONS]
     console.rule("the course", align="left")
-    # A worker has all tests of a class or a file: it runs a lesson, or compiles, once. The longest
-    # is first.
+    # A worker has all tests of a class or a file, so that what they share is compiled once.
     workers = ["--numprocesses=2", "--dist=loadscope", "--no-loadscope-reorder"]
-    tests = [COURSE / "tests" / "test_new.py", COURSE / "tests", EXTENSION / "tests"]
-    python = paths.VENV / "bin" / "python"
-    command = [python, "-m", "pytest", "-q", "-rs", "--durations=5", *workers, *tests]
+    words = ["-rs", "--durations=5", *workers, *tests]
     env = environment(threads=1) | with_tools(paths.VENV)
-    sys.exit(subprocess.run(command, cwd=paths.ROOT, env=env).returncode)
-
-
-def install_packages(venv: Path) -> None:
-    """Installs what the lessons import beside torch."""
-    log = MADE / "requirements.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    pip = [venv / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-    run([*pip, "-r", COURSE / "requirements.txt"], log, "the course's packages cannot be installed")
-
-
-def with_tools(venv: Path) -> dict[str, str]:
-    """The PATH with the programs of `venv` first: torch calls its ninja by name."""
-    return {"PATH": f"{venv / 'bin'}{os.pathsep}{os.environ['PATH']}"}
-
-
-def install_extension(venv: Path) -> None:
-    """Builds course/linear_extension for the torch of `venv`, and installs it there."""
-    stamp = venv / ".linear-extension-installed"
-    sources = {name: EXTENSION / name for name in files_under(EXTENSION, {"build", "tests"})}
-    torch = (venv / STAMP).read_text()
-    wheels = MADE / paths.digest(sources, torch)[:16]
-    if stamp.exists() and stamp.read_text() == wheels.name:
-        return
-    pip = [venv / "bin" / "python", "-m", "pip", "--disable-pip-version-check"]
-    with paths.alone("course"):
-        if not list(wheels.glob("*.whl")):
-            place = MADE / "source"  # pip leaves its files beside the sources
-            shutil.rmtree(place, ignore_errors=True)
-            write({name: file.read_bytes() for name, file in sources.items()}, place)
-            with step("compile linear_extension"):
-                command = [*pip, "wheel", "--no-build-isolation", "--no-deps", "-w", wheels, place]
-                env = {**os.environ, **with_tools(venv)}
-                run(command, MADE / "wheel.log", "linear_extension cannot be built", env=env)
-        found = sorted(wheels.glob("*.whl"))
-        if len(found) != 1:
-            raise ForkError(f"{wheels}: not one wheel, but {len(found)}")
-        command = [*pip, "install", "--no-index", "--no-deps", "--force-reinstall", found[0]]
-        run(command, MADE / "install.log", "linear_extension cannot be installed")
-        stamp.write_text(wheels.name)
+    name = "operators" if only == "operators" else "course"
+    sys.exit(pytest(paths.VENV / "bin" / "python", name, *words, env=env))

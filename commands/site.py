@@ -2,59 +2,78 @@
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import click
 
-from commands.course import COURSE, install_extension, with_tools
+from commands.lessons import COURSE, EXTENSION, install_extension, pytest, with_tools
 from fork import paths
 from fork.bootstrap import make_venv
 from fork.commands import Command
 from fork.console import console, run, step
 from fork.errors import ForkError
 from fork.graft import STAMP, graft_into
-from fork.overlay import default_release
+from fork.overlay import default_release, files_under
 
 BROWSER = {"chromium": "chromium", "chromedriver": "chromium-driver"}  # program -> Debian's package
+VENV = paths.BUILD / "venv-site"
+TESTS = paths.ROOT / "site" / "tests"
+# What is tested of the pages by themselves, and in a browser.
+PARTS = {
+    "pages": [TESTS / "test_code.py", TESTS / "test_pages.py"],
+    "browser": [TESTS / "test_site.py"],
+}
+LESSONS = [TESTS / "test_downloads.py", TESTS / "test_lesson_pages.py"]  # these need their results
 
 
 @click.command(cls=Command, section="Build", example="--test")
+@click.option("--no-lessons", is_flag=True, help="Run no lesson; what earlier runs gave is shown.")
 @click.option("--test", is_flag=True, help="Then test it in a browser, and run what it shows.")
-def site(test: bool) -> None:
+@click.option("--only", type=click.Choice([*PARTS]), help="Of these tests, one part.")
+def site(no_lessons: bool, test: bool, only: str | None) -> None:
     """Build the pages of the manual and the course (`make site`, `make test-site`)."""
+    if only and not test:
+        raise click.UsageError("--only is for --test")
     missing = [package for program, package in BROWSER.items() if not shutil.which(program)]
-    if test and missing:
+    if test and only != "pages" and missing:
         names = " and ".join(missing)
         raise ForkError(f"no browser to test the site in: install the packages {names} (Debian)")
-    out = build_site()
+    out = build_site(lessons=not no_lessons)
     if not test:
         console.print(f"{out}/index.html")
         return
-    command = [paths.BUILD / "venv-site" / "bin" / "python", "-m", "pytest", "-q", "site/tests"]
-    sys.exit(subprocess.run(command, cwd=paths.ROOT).returncode)
+    tests = PARTS[only] if only else [*PARTS["pages"], *PARTS["browser"]]
+    if not only and not no_lessons:
+        tests += LESSONS
+    sys.exit(pytest(VENV / "bin" / "python", only or "site", *tests, env=os.environ))
 
 
-def build_site() -> Path:
-    """Builds the pages, with every warning an error, in build/site; returns their folder."""
-    venv, out = paths.BUILD / "venv-site", paths.BUILD / "site"
-    make_venv(venv, paths.ROOT / "site" / "requirements.txt", COURSE / "requirements.txt")
-    graft_into(venv, default_release())
-    install_extension(venv)
+def build_site(lessons: bool = True) -> Path:
+    """Builds the pages, with every warning an error, in build/site; returns their folder.
+
+    Each lesson is run unless its results are there. Without `lessons` none is, and the page of
+    one that has no results shows its text and code alone.
+    """
+    out = paths.BUILD / "site"
+    make_venv(VENV, paths.ROOT / "site" / "requirements.txt", COURSE / "requirements.txt")
+    graft_into(VENV, default_release())
+    if lessons:
+        install_extension(VENV)
     shutil.rmtree(out, ignore_errors=True)
-    _forget_lessons(venv)
+    _forget_lessons()
     with step("build the site") as doing:
-        sphinx = [venv / "bin" / "python", "-P", "-m", "sphinx", "-W", "--keep-going", "-b", "html"]
+        sphinx = [VENV / "bin" / "python", "-P", "-m", "sphinx", "-W", "--keep-going", "-b", "html"]
         cache = ["-d", paths.BUILD / "site-doctrees"]
-        command = [*sphinx, *cache, paths.ROOT / "site", out]
-        env = {**os.environ, **with_tools(venv)}
+        tags = [] if lessons else ["-t", "no_lessons"]
+        command = [*sphinx, *cache, *tags, paths.ROOT / "site", out]
+        env = {**os.environ, **with_tools(VENV)}
         run(command, paths.BUILD / "site.log", "the site cannot be built", env=env)
         doing.done = f"{len(list(out.rglob('*.html')))} pages"
     return out
 
 
-def _forget_lessons(venv: Path) -> None:
+def _forget_lessons() -> None:
     """Removes the lessons' pages if they are of another torch, or of other lessons.
 
     The gallery itself runs a lesson again if its file has changed, and only then.
@@ -63,9 +82,11 @@ def _forget_lessons(venv: Path) -> None:
     stamp = pages / ".made-of"
     read = [*(COURSE / "capabilities").rglob("*.py"), *(COURSE / "capabilities").rglob("*.json")]
     read += [COURSE / f"{name}.py" for name in ("drawing", "exercise")]
+    read += [paths.ROOT / "test" / "attn_function.py"]
+    read += [EXTENSION / name for name in files_under(EXTENSION, {"build", "tests"})]
     lessons = sorted(f.name for f in COURSE.glob("[0-9][0-9]_*.py"))
-    about = "\n".join([(venv / STAMP).read_text(), *lessons])
-    made_of = paths.digest({file.relative_to(COURSE).as_posix(): file for file in read}, about)
+    about = "\n".join([(VENV / STAMP).read_text(), *lessons])
+    made_of = paths.digest({file.relative_to(paths.ROOT).as_posix(): file for file in read}, about)
     if not stamp.exists() or stamp.read_text() != made_of:
         shutil.rmtree(pages, ignore_errors=True)
         pages.mkdir()

@@ -78,8 +78,23 @@ def test_a_notebook_has_the_statements_of_the_script(lesson):
 
 
 @pytest.mark.parametrize("lesson", LESSONS)
-def test_a_script_runs(tmp_path, lesson):
-    runs(tmp_path, lesson, download(f"{lesson}.py").read_text())
+def test_what_a_script_adds_is_enough_for_its_imports(tmp_path, lesson):
+    """Of the lesson itself only the imports are run: the rest has run for its page."""
+    body = ast.parse(download(f"{lesson}.py").read_text()).body
+    own = statements((ROOT / "course" / f"{lesson}.py").read_text())[1:]  # without the docstring
+    added, rest = body[: -len(own)], body[-len(own) :]
+    assert [ast.dump(s) for s in rest] == own
+    imports = [s for s in rest if isinstance(s, (ast.Import, ast.ImportFrom))]
+    done = run_with_packages(tmp_path, lesson, ast.unparse(ast.Module([*added, *imports], [])))
+    # These read and compile the repository's files.
+    refused = f"{CLONE}{lesson}.py\n" if lesson.startswith(("10_", "14_", "16_")) else ""
+    assert done.stderr == refused
+
+
+def test_a_script_runs(tmp_path):
+    """This one says what it leaves out where there is no clone."""
+    code = download("11_cuda.py").read_text()
+    ends_with_the_exercise(run_with_packages(tmp_path, "11_cuda", code))
 
 
 def test_a_notebook_runs(tmp_path):
@@ -87,22 +102,23 @@ def test_a_notebook_runs(tmp_path):
     each = (
         f"for cell in {cells('02_graph')!r}:\n    exec(compile(cell, 'a cell', 'exec'), globals())"
     )
-    runs(tmp_path, "02_graph", each)
+    ends_with_the_exercise(run_with_packages(tmp_path, "02_graph", each))
 
 
-def runs(folder, lesson, code):
-    """The code ends with the exercise, or says what it needs beside torch."""
+def run_with_packages(folder, lesson, code):
+    """Runs it with torch alone, then with the packages that it says it needs."""
     file = folder / f"{lesson}.py"
     file.write_text(code)
     done = run(file)
     if done.stderr.startswith(PACKAGES):
         done = run(file, *done.stderr.removeprefix(PACKAGES).split())
-    said = done.stdout.rstrip().rpartition("\n")[2]
-    if lesson.startswith(("10_", "14_", "16_")):  # they read and compile the repository's files
-        assert done.stderr == f"{CLONE}{lesson}.py\n"
-    else:
-        assert done.returncode == 0 and said.startswith("Exercise: to do."), done.stderr
-        assert "Traceback" not in done.stderr
+    return done
+
+
+def ends_with_the_exercise(done):
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.rstrip().rpartition("\n")[2].startswith("Exercise: to do.")
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("lesson", LESSONS)
