@@ -30,9 +30,9 @@ CPU_FLAGS = Path("/proc/cpuinfo")
 # A test that hangs has noticed. The longest takes a minute.
 LIMIT = 600.0
 LIBRARY = "libtorch.so"
-# In a command that compiles: what it makes; and the set of instructions, in a kernel's name.
+# In a command that compiles: what it makes; of a kernel, its name and the set of instructions.
 OBJECT = re.compile(r" -o (\S+\.o) -c ")
-CAPABILITY = re.compile(r"\.(\w+)\.cpp\.o$")
+KERNEL = re.compile(r"(\w+)\.(\w+)\.cpp\.o$")
 # Prints the best instruction set, and where torch is.
 PROBE = """
 import torch
@@ -49,6 +49,7 @@ class Mutant(NamedTuple):
     becomes: str
     test: str
     compiled_by: str = "graft"
+    kernel: str = "AttnKernel"
     needs: str = ""
 
     def text(self, root: Path) -> str:
@@ -186,7 +187,7 @@ class Lab:
             written = resolve({mutant.file: file}, self.graft.base.upstream).written
             places[place] = written[target]
         if file.suffix in (".h", ".cpp") and mutant.compiled_by == "graft":
-            library = self.build(mutant.file, file)
+            library = self.build(mutant.file, file, mutant.kernel)
             places[f"torch/lib/{LIBRARY}"] = library.read_bytes()
         with self.exchanged(places):
             yield
@@ -203,10 +204,10 @@ class Lab:
                 (self.site / place).unlink()
                 os.link(self.installed / place, self.site / place)
 
-    def build(self, path: str, mutated: Path) -> Path:
+    def build(self, path: str, mutated: Path, kernel: str) -> Path:
         """Links the library anew, with the file `mutated` in place of the overlay's `path`.
 
-        By Ninja's own commands, so that the graft's own objects stay as they are.
+        Of the kernels only that one is compiled, for the best set of instructions. By Ninja's own commands, so that the graft's own objects stay as they are.
         """
         cmake = self.graft.dir / "cmake"
         ninja = [self.python.with_name("ninja"), "-C", cmake, "-t"]
@@ -221,8 +222,8 @@ class Lab:
             shutil.copy(mutated, header)
         for line in compilations:
             object = found[1] if (found := OBJECT.search(line)) else ""
-            kernel = CAPABILITY.search(object)
-            if not found or kernel and kernel[1] != self.capability:
+            is_kernel = KERNEL.search(object)
+            if not found or is_kernel and is_kernel.groups() != (kernel, self.capability):
                 continue
             if original not in output([*ninja, "deps", object], "ninja").decode().split():
                 continue
