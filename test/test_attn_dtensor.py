@@ -206,6 +206,16 @@ def said(error):
     return f"{error} {error.__cause__}"
 
 
+class OtherPartial(Partial):
+    """Is reduced as a sum is, but may do more: an embedding's has a mask."""
+
+    def __eq__(self, other):
+        return isinstance(other, OtherPartial)
+
+    def __hash__(self):
+        return hash(OtherPartial)
+
+
 class TestAttnSharding(ShardingTestCase):
     @parametrize("layout", LAYOUTS, name_fn=lambda layout: layout.name)
     def test_layout(self, layout):
@@ -249,6 +259,14 @@ class TestAttnSharding(ShardingTestCase):
         mesh = self.mesh()
         q, k, v = (place(x, mesh, "R") for x in Sizes().make()[0])
         v = DTensor.from_local(v.to_local(), mesh, [Partial(reduce_op)])
+        with CommDebugMode() as forward:
+            torch.attn(q, k, v)
+        self.assertEqual(forward.get_total_counts(), 1)
+
+    def test_a_subclass_of_partial_is_no_plain_sum(self):
+        mesh = self.mesh()
+        q, k, v = (place(x, mesh, "R") for x in Sizes().make()[0])
+        v = DTensor.from_local(v.to_local(), mesh, [OtherPartial()])
         with CommDebugMode() as forward:
             torch.attn(q, k, v)
         self.assertEqual(forward.get_total_counts(), 1)

@@ -3,6 +3,7 @@
 """attn_output by the CPU's kernel: its bits, and its memory."""
 
 import json
+import math
 import os
 import sys
 import tempfile
@@ -101,6 +102,23 @@ class TestAttnOutputKernel(AttnTestCase):
             torch.set_num_threads(count)
             actual = both_ways(torch.attn_output, problem, inputs, grad_output)
             self.assert_bitwise(actual, expected)
+
+    @dtypes(torch.float, torch.bfloat16)
+    def test_memory_is_used_again(self, device, dtype):
+        """What is in memory from before is not in the results, masked blocks or not."""
+        self.addCleanup(torch.set_num_threads, torch.get_num_threads())
+        for shape, threads in product(((193, 400), (400, 193), (97, 5)), (1, 2)):
+            problem = Problem(sized(*shape, 9, 20), is_causal=True)
+            inputs, grad_output = problem.make(device, dtype)
+            torch.set_num_threads(threads)
+            run = partial(both_ways, torch.attn_output, problem)
+            expected = run(inputs, grad_output)
+            nan = [torch.full_like(x, math.nan) for x in (*inputs, grad_output)]
+            for _ in range(3):  # so that malloc keeps its memory
+                run(nan[:3], nan[3])
+            self.assert_bitwise(run(inputs, grad_output), expected)
+            for x in expected:
+                self.assertTrue(x.isfinite().all())
 
     @parametrize("layout", (*LAYOUTS, *BATCH_LAYOUTS))
     @dtypes(torch.float, torch.bfloat16)
