@@ -1,6 +1,7 @@
-# Targets that a fork of one's own operator does not get. Variables: CONFIGURE, SANITIZE.
+# Targets that a fork of one's own operator does not get. Variables: CONFIGURE, SANITIZE, LESSONS.
 CONFIGURE ?=
 SANITIZE ?=
+LESSONS ?=
 
 .PHONY: test-long test-releases test-sanitizers test-arm64 test-mutants source course extension site test-site bench bench-gpu cuda-check
 test-long: ## the same with the slow ones: every float, the largest cases
@@ -21,17 +22,17 @@ test-mutants: ## one test must fail for each fault in commands/mutants.yaml
 source: ## PyTorch built whole from its source, with the stack as commits: hours; CONFIGURE=1: only until it is configured
 	$(BOOTSTRAP) source $(if $(UPSTREAM),--upstream $(UPSTREAM) --python $(PYTHON)) $(if $(CONFIGURE),--configure)
 
-course: ## run every lesson of course/, check its exercises, build and test its extension
-	$(BOOTSTRAP) course
+course: ## run every lesson of course/, check its exercises, its extension, operators of one's own; ONLY=lessons or operators: these
+	$(BOOTSTRAP) course $(if $(ONLY),--only $(ONLY))
 
 extension: ## build the package torch-attn, test its wheel on several releases; BASE=2.13.0: on that one
 	$(BOOTSTRAP) extension
 
-site: ## the manual and the course as pages, in build/site
-	$(BOOTSTRAP) site
+site: ## the manual and the course as pages, in build/site; LESSONS=no: without running a lesson
+	$(BOOTSTRAP) site $(if $(filter no,$(LESSONS)),--no-lessons)
 
-test-site: ## the site in a browser (Debian: chromium, chromium-driver), and the code that it shows
-	$(BOOTSTRAP) site --test
+test-site: ## the site in a browser (Debian: chromium, chromium-driver), and the code that it shows; ONLY=pages or browser: these
+	$(BOOTSTRAP) site --test $(if $(filter no,$(LESSONS)),--no-lessons) $(if $(ONLY),--only $(ONLY))
 
 bench: ## the operator's speed beside eager, torch.compile, JAX and the machine's limits
 	$(BOOTSTRAP) bench --publish

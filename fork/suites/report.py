@@ -11,6 +11,7 @@ from fork.console import console, new_table
 from fork.suites.results import COUNTS, Result, tally
 
 LOG_LINES = 12  # that are shown of a log
+FAILURES = 20  # that are shown of a file: once a GPU is in error, each of its tests fails
 # The beginning of what a sanitizer, or a process that a test started and that was killed, has to
 # say; it says most, and the test's name is before it.
 REPORT = re.compile(
@@ -57,8 +58,11 @@ def failures(results: Iterable[Result]) -> Iterator[Text]:
     Of a suite that ran to its end the log is shown only where a process in it was killed.
     """
     for result in results:
-        for test, message in sorted(result.messages.items()):
+        failed = sorted(result.messages.items())
+        for test, message in failed[:FAILURES]:
             yield Text(f"{result.suite} {test}: {message}")
+        if more := len(failed[FAILURES:]):
+            yield Text(f"{result.suite}: {more} more failed: {result.log}")
         if result.ok:
             continue
         text = result.log.read_text(errors="replace").rstrip() if result.log.is_file() else ""

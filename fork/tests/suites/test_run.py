@@ -229,6 +229,13 @@ TestCommonCPU.setUpClass = classmethod(lambda cls: 1 / 0)
     assert "division by zero" in message
 
 
+def test_of_many_failures_some_are_shown(tree):
+    body = 'for i in range(30): op_test(f"test_attn_{i:02}", lambda self: self.fail("no"))'
+    text = shown([one(tree, body)])
+    assert text.count("AssertionError: no") == 20
+    assert "test_ops.py: 10 more failed: " in text and "_19" in text and "_20" not in text
+
+
 def test_a_process_that_was_killed_is_shown(tree):
     said = "terminate called without an active exception"
     test = f'op_test("test_dtypes_attn", lambda self: (print("{said}"), self.fail("-6")))'
