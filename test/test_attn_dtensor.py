@@ -207,13 +207,7 @@ def said(error):
 
 
 class OtherPartial(Partial):
-    """Is reduced as a sum is, but may do more: an embedding's has a mask."""
-
-    def __eq__(self, other):
-        return isinstance(other, OtherPartial)
-
-    def __hash__(self):
-        return hash(OtherPartial)
+    """Equal to a sum, but may be more: an embedding's has a mask."""
 
 
 class TestAttnSharding(ShardingTestCase):
@@ -265,7 +259,8 @@ class TestAttnSharding(ShardingTestCase):
 
     def test_a_subclass_of_partial_is_no_plain_sum(self):
         mesh = self.mesh()
-        q, k, v = (place(x, mesh, "R") for x in Sizes().make()[0])
+        # Of sizes of its own: the cache of strategies cannot tell it from a sum.
+        q, k, v = (place(x, mesh, "R") for x in Sizes(batch=(5,)).make()[0])
         v = DTensor.from_local(v.to_local(), mesh, [OtherPartial()])
         with CommDebugMode() as forward:
             torch.attn(q, k, v)

@@ -13,6 +13,7 @@ import pytest
 from commands import mutants
 from commands.mutants import Lab, Mutant
 from fork.errors import ForkError
+from fork.graft.build import CPU_KERNELS
 from fork.paths import ROOT
 
 FAULT = Mutant("a", "x.py", "return 1", "return 2", "test_x.py -k one")
@@ -21,9 +22,10 @@ TABLE = mutants.read_table()
 
 @pytest.mark.parametrize("mutant", TABLE, ids=lambda mutant: mutant.name)
 def test_the_table(mutant):
-    """Each fault is in one line of the tip, and has a test file."""
+    """Each fault is in one line of the tip, and has a test file and a kernel."""
     assert mutant.text(ROOT) != (ROOT / mutant.file).read_text()
     assert (ROOT / "test" / mutant.test.split()[0]).is_file()
+    assert (ROOT / CPU_KERNELS / f"{mutant.kernel}.cpp").is_file()
     assert [x.name for x in TABLE].count(mutant.name) == 1
 
 
