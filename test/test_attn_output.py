@@ -76,6 +76,7 @@ SIZES = (
     sized(2, 3, 4, 0),
     sized(5, 300, 70, 9),
     sized(300, 5, 9, 70),
+    sized(300, 3, 9, 70),  # tiles are transposed
     sized(1, 600, 33, 20),
     sized(95, 97, 16, 17),
     sized(193, 289, 33, 2),
