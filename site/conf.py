@@ -35,7 +35,7 @@ plot_gallery = not tags.has("no_lessons")  # noqa: F821 Sphinx's, of `-t`
 sphinx_gallery_conf = {
     "examples_dirs": "../course",
     "gallery_dirs": "course",
-    "filename_pattern": r"/\d\d_\w+\.py$",  # every lesson is run, unless none is
+    "filename_pattern": r"/\d\d_\w+\.py$",  # of the lessons
     "ignore_pattern": r"^(?!\d\d_)",  # of a file's name
     "within_subsection_order": "FileNameSortKey",
     "abort_on_example_error": True,
