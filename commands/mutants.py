@@ -207,7 +207,8 @@ class Lab:
     def build(self, path: str, mutated: Path, kernel: str) -> Path:
         """Links the library anew, with the file `mutated` in place of the overlay's `path`.
 
-        Of the kernels only that one is compiled, for the best set of instructions. By Ninja's own commands, so that the graft's own objects stay as they are.
+        Of the kernels only that one is compiled, for the best set of instructions, by Ninja's own
+        commands: so the graft's objects stay as they are.
         """
         cmake = self.graft.dir / "cmake"
         ninja = [self.python.with_name("ninja"), "-C", cmake, "-t"]

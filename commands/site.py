@@ -3,6 +3,7 @@
 import os
 import shutil
 import sys
+from hashlib import md5
 from pathlib import Path
 
 import click
@@ -76,7 +77,8 @@ def build_site(lessons: bool = True) -> Path:
 def _forget_lessons() -> None:
     """Removes the lessons' pages if they are of another torch, or of other lessons.
 
-    The gallery itself runs a lesson again if its file has changed, and only then.
+    The gallery itself runs a lesson again if its file is not the one of which it has a hash. If
+    the file has changed, the hash is removed: a page may be made before the lesson is run again.
     """
     pages = paths.ROOT / "site" / "course"
     stamp = pages / ".made-of"
@@ -91,3 +93,7 @@ def _forget_lessons() -> None:
         shutil.rmtree(pages, ignore_errors=True)
         pages.mkdir()
         stamp.write_text(made_of)
+    for name in lessons:
+        ran = pages / f"{name}.md5"
+        if ran.exists() and ran.read_text() != md5((COURSE / name).read_bytes()).hexdigest():
+            ran.unlink()

@@ -31,17 +31,17 @@ suppress_warnings = [
     "sphinx_gallery.duplicate_filename",  # a lesson's solution has its name
 ]
 
-plot_gallery = not tags.has("no_lessons")  # noqa: F821 Sphinx's, of `-t`
 sphinx_gallery_conf = {
     "examples_dirs": "../course",
     "gallery_dirs": "course",
-    "filename_pattern": r"/\d\d_\w+\.py$",  # every lesson is run, unless none is
+    "filename_pattern": r"/\d\d_\w+\.py$",  # of the lessons
     "ignore_pattern": r"^(?!\d\d_)",  # of a file's name
     "within_subsection_order": "FileNameSortKey",
     "abort_on_example_error": True,
     "capture_repr": (),  # what is printed is shown, and no more
     "download_all_examples": False,
     "min_reported_time": 1e9,  # a machine's seconds are not news
+    "plot_gallery": not tags.has("no_lessons"),  # noqa: F821 Sphinx's, of `-t`
     "remove_config_comments": True,
     "show_signature": False,
     "write_computation_times": False,

@@ -1,6 +1,7 @@
 """Tests of `python -m fork course` and `site`: what each runs; no lesson is run here."""
 
 import subprocess
+from hashlib import md5
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from commands import course, lessons, site
 from fork.errors import ForkError
 from fork.paths import BUILD, ROOT
+from fork.tests.conftest import write_files
 from fork.tests.test_cli import invoke
 
 NEW = "course/tests/test_new.py"
@@ -89,6 +91,26 @@ def test_a_lesson_that_fails_ends_it(ran, monkeypatch):
     monkeypatch.setattr(site, "run", fails)
     status, said = invoke("course", "--only", "lessons")
     assert status == 1 and "the site cannot be built" in said and not ran.commands
+
+
+def test_the_hash_of_a_changed_lesson_is_removed(monkeypatch, tmp_path):
+    """Or else the page that is made without its results would stay once the change is undone."""
+    files = {"test/attn_function.py": "", "site/.keep": "", f".venv/{site.STAMP}": "torch"}
+    files |= {f"course/{name}.py": "" for name in ("01_one", "02_two", "drawing", "exercise")}
+    write_files(tmp_path, files)
+    monkeypatch.setattr(site.paths, "ROOT", tmp_path)
+    for name, place in (("VENV", ".venv"), ("COURSE", "course"), ("EXTENSION", "extension")):
+        monkeypatch.setattr(site, name, tmp_path / place)
+    pages = tmp_path / "site" / "course"
+    site._forget_lessons()
+    for name in ("01_one", "02_two"):
+        (pages / f"{name}.py.md5").write_text(md5(b"").hexdigest())
+    (tmp_path / "course" / "01_one.py").write_text("changed")
+    site._forget_lessons()
+    assert [file.name for file in pages.glob("*.md5")] == ["02_two.py.md5"]
+    (tmp_path / "course" / "exercise.py").write_text("changed")
+    site._forget_lessons()
+    assert not [*pages.glob("*.md5")]
 
 
 def test_parts_are_of_the_tests(ran):
