@@ -122,7 +122,7 @@ def run_plan(plan: Plan, stack: Stack, commit: Commit, tree: Path, venv: Path) -
     if "test_fx.py" in plan.upstream:
         torchbind.install(graft.base, tree, venv, paths.BUILD / "torchbind")
     python = venv / "bin" / "python"
-    logs = paths.BUILD / "suites" / f"{release}-{commit.folder.name}"
+    logs = paths.BUILD / "reports" / f"{release}-{commit.folder.name}"
     ran = run_suites(python, tree, {**plan.upstream, **plan.own}, log_dir=logs)
     results, owns = ran[: len(plan.upstream)], ran[len(plan.upstream) :]
     if results and not any(r.tests for r in results):
