@@ -25,11 +25,12 @@ PARTS = {
     "pages": [TESTS / "test_code.py", TESTS / "test_pages.py"],
     "browser": [TESTS / "test_site.py"],
 }
-LESSONS = [TESTS / "test_downloads.py", TESTS / "test_lesson_pages.py"]  # these need their results
+# What is tested of the lessons, once they were run.
+LESSONS = [TESTS / "test_downloads.py", TESTS / "test_lesson_pages.py"]
 
 
 @click.command(cls=Command, section="Build", example="--test")
-@click.option("--no-lessons", is_flag=True, help="Run no lesson; what earlier runs gave is shown.")
+@click.option("--no-lessons", is_flag=True, help="Run no lesson; show what earlier runs gave.")
 @click.option("--test", is_flag=True, help="Then test it in a browser, and run what it shows.")
 @click.option("--only", type=click.Choice([*PARTS]), help="Of these tests, one part.")
 def site(no_lessons: bool, test: bool, only: str | None) -> None:
@@ -85,7 +86,7 @@ def _forget_lessons() -> None:
     read = [*(COURSE / "capabilities").rglob("*.py"), *(COURSE / "capabilities").rglob("*.json")]
     read += [COURSE / f"{name}.py" for name in ("drawing", "exercise")]
     read += [paths.ROOT / "test" / "attn_function.py"]
-    read += [EXTENSION / name for name in files_under(EXTENSION, {"build", "tests"})]
+    read += [EXTENSION / name for name in files_under(EXTENSION, {"build"})]
     lessons = sorted(f.name for f in COURSE.glob("[0-9][0-9]_*.py"))
     about = "\n".join([(VENV / STAMP).read_text(), *lessons])
     made_of = paths.digest({file.relative_to(paths.ROOT).as_posix(): file for file in read}, about)
