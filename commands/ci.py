@@ -161,8 +161,17 @@ def files_of(globs: tuple[str, ...]) -> list[str]:
 
 def _matching(glob: str) -> list[str]:
     # One glob a call: git 2.39 finds nothing for some pairs of one to take and one to leave out.
-    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    found = output([*listed, "--", f":(glob){glob}"], "git", cwd=paths.ROOT).decode().split("\0")
+    git = ["git", "-c", "safe.directory=*"]  # the clone may be another user's than root's
+    listed = [
+        "ls-files",
+        "-z",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+        "--",
+        f":(glob){glob}",
+    ]
+    found = output([*git, *listed], "git", cwd=paths.ROOT).decode().split("\0")
     return [path for path in found if path and (paths.ROOT / path).is_file()]
 
 
