@@ -6,6 +6,9 @@ COMMIT ?=
 UPSTREAM ?=
 MINUTES ?=
 ONLY ?=
+# What this make is told is not for a make that a command calls.
+MAKEOVERRIDES =
+unexport ONLY
 
 ifneq ($(BASE),)
 export BASE

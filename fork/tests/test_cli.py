@@ -549,3 +549,12 @@ def test_cuda_check(in_repo, monkeypatch, spilled, status, says):
     place = in_repo / "build/bases/cuda"
     assert asked == [(default_release(), place, True, platform.machine())]
     assert code == status and says in output
+
+
+def test_what_make_is_told_is_not_for_a_make_that_a_command_calls(tmp_path):
+    python = write_files(tmp_path, {"python": '#!/bin/sh\necho "$@; $ONLY; $MAKEFLAGS; $BASE"\n'})
+    (python / "python").chmod(0o755)
+    command = ["make", "--no-print-directory", "test", "ONLY=fork", f"PYTHON={python / 'python'}"]
+    said = subprocess.run([*command, "BASE=2.6.0"], cwd=ROOT, capture_output=True, text=True).stdout
+    assert said.split(";") == ["-m fork.bootstrap test --only fork", " ", ANY, " 2.6.0\n"]
+    assert "ONLY" not in said.partition(";")[2]
