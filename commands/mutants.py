@@ -155,7 +155,8 @@ class Lab:
         self.installed = next(venv.glob("lib/python3*/site-packages"))
         self.site = folder / "site"
         shutil.rmtree(self.site, ignore_errors=True)
-        # By links: a file that is exchanged is removed first, so that the environment keeps it.
+        # The copy is made of hard links. A file that is exchanged is removed first, so the
+        # environment keeps its own.
         shutil.copytree(self.installed / "torch", self.site / "torch", copy_function=os.link)
         self.env = environment() | {"PYTHONPATH": str(self.site)}
         probe = output([self.python, "-c", PROBE], "torch", cwd=folder, env=self.env)

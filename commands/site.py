@@ -20,12 +20,12 @@ from fork.overlay import default_release, files_under
 BROWSER = {"chromium": "chromium", "chromedriver": "chromium-driver"}  # program -> Debian's package
 VENV = paths.BUILD / "venv-site"
 TESTS = paths.ROOT / "site" / "tests"
-# What is tested of the pages by themselves, and in a browser.
+# These test the pages by themselves, and the pages in a browser.
 PARTS = {
     "pages": [TESTS / "test_code.py", TESTS / "test_pages.py"],
     "browser": [TESTS / "test_site.py"],
 }
-# What is tested of the lessons, once they were run.
+# These test the results of the lessons, which must have been run.
 LESSONS = [TESTS / "test_downloads.py", TESTS / "test_lesson_pages.py"]
 
 

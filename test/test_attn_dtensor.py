@@ -259,7 +259,7 @@ class TestAttnSharding(ShardingTestCase):
 
     def test_a_subclass_of_partial_is_no_plain_sum(self):
         mesh = self.mesh()
-        # Of sizes of its own: the cache of strategies cannot tell it from a sum.
+        # No other test has these sizes: the cache of strategies cannot tell it from a sum.
         q, k, v = (place(x, mesh, "R") for x in Sizes(batch=(5,)).make()[0])
         v = DTensor.from_local(v.to_local(), mesh, [OtherPartial()])
         with CommDebugMode() as forward:

@@ -214,7 +214,7 @@ class TestAttnOutput(AttnTestCase):
             for x in after[2:]:
                 self.assertFalse(x[400:].any())
 
-    # Of "no_batch" it is none: no sample shares k and v.
+    # "no_batch" is no mistake here: a batch of no samples may share one k and v.
     @parametrize(
         "mistake",
         [mistake for mistake in MISTAKES if mistake.name != "no_batch"],

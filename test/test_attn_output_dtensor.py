@@ -108,7 +108,7 @@ class TestAttnOutputSharding(ShardingTestCase):
     def test_second_order(self, layout):
         (_, *found), _, communications = second_order(layout, self.mesh())
         self.assert_placed(found, f"{layout.output} {layout.grads}")
-        # What is gathered has a tangent, which is gathered too.
+        # A tensor that is gathered has a tangent, which is gathered too.
         self.assertEqual(communications, 2 * layout.forward)
 
     @parametrize("given", GIVEN, name_fn="".join)

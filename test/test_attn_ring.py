@@ -200,7 +200,7 @@ class TestAttnRingFourProcesses(AttnRing):
                 self.assertEqual(comm.get_comm_counts(), GATHERS)
                 expected = composed(q, k, v, **problem.options)
                 self.assertEqual(output.full_tensor(), expected)
-            # By rows over two dimensions it is no ring.
+            # Inputs that are cut by rows over two dimensions of a mesh make no ring.
             inputs = [distribute_tensor(x, mesh, [Shard(1)] * 2) for x in (q, k, v)]
             with ring_attention(block=BLOCK), CommDebugMode() as comm:
                 output = torch.attn_output(*inputs, **problem.options)

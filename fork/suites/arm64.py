@@ -40,10 +40,10 @@ LEFT_OUT = (
     *("aot_inductor", "autocast", "brgemm", "compile", "cpp", "cuda", "dtensor", "energy"),
     *("examples", "flops", "ring", "tracing", "vmap"),
 )
-# Of these files only the tests that one of the expressions (of pytest's -k) selects are run. Some
-# tests are left out because they repeat others at other sizes (a name begins with them: a 2 is a
-# batch, a 4 or 7 hundreds of rows), some because autograd composes them of the kernels, and tables
-# of threads because a property test draws such cases.
+# These files are run in part: one of the expressions, of pytest's -k, selects each test that is
+# run. Some tests are left out because they repeat others at other sizes (a name begins with them: a
+# 2 is a batch, a 4 or 7 hundreds of rows), some because autograd composes them of the kernels, and
+# tables of threads because a property test draws such cases.
 KERNEL = f"test_{PROJECT}_kernel.py"
 EDGES = ("values_and_gradients_edges", "scale_of_scores_edges")
 ONLY = {

@@ -16,7 +16,7 @@ from fork.paths import ROOT
 from fork.tests.conftest import write_files
 
 ROOMS = ("overlay", "series", "graft", "source", "suites")  # each imports only from those before it
-# What a command consists of, and what it calls beside the rooms: to print and to end.
+# A command has these kinds of statements. Beside the rooms it calls these, to print and to end.
 STATEMENTS = {ast.Assign, ast.Expr, ast.For, ast.If, ast.Return, ast.With}
 CALLS = {"console", "len", "paths", "print_wide", "report", "sys", "zip"}
 README_LINES, README_COLUMNS = 120, 100
