@@ -65,20 +65,29 @@ def new_venv(venv, *options):
     run([base, "-m", "venv", str(venv)] + list(options), "python -m venv fails")
 
 
+def made_here(venv):
+    """What is written in a virtual environment that is made: its Python, and its place.
+
+    Its scripts name that place, so that those of a copy would run the original's Python.
+    """
+    return "{}\n{}\n".format(sys.version, os.path.realpath(venv))
+
+
 def make_venv(venv, *requirements):
     """A virtual environment of this Python with the `requirements` files; returns its interpreter.
 
-    One that is complete stays as it is; one that a kill left half made is made anew.
+    One that is complete stays as it is; one that a kill left half made, or that was made at another
+    place, is made anew.
     """
     python, stamp, made = venv / "bin" / "python", venv / ".requirements", venv / ".made"
-    wanted = sys.version + "".join(read(file) for file in requirements)
+    wanted = made_here(venv) + "".join(read(file) for file in requirements)
     if read(stamp) == wanted:
         return python
     names = " and ".join(os.path.relpath(file, ROOT) for file in requirements)
     print("  making {} with {}".format(venv.name, names), flush=True)
-    if read(made) != sys.version:
+    if read(made) != made_here(venv):
         new_venv(venv)
-        made.write_text(sys.version)
+        made.write_text(made_here(venv))
     pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
     files = [option for file in requirements for option in ("-r", str(file))]
     run(pip + files, "{} cannot be installed".format(names))
@@ -108,7 +117,7 @@ def borrow_venv(venv):
         raise ForkError(what.format(sys.executable, ", ".join(missing)))
     # The last folder has stand-ins for packages that are missing.
     lines = packages + [str(ROOT / "fork" / "suites" / "stand_ins")]
-    wanted = "\n".join([sys.version] + lines + [tools[tool] for tool in TOOLS])
+    wanted = "\n".join([made_here(venv)] + lines + [tools[tool] for tool in TOOLS])
     if read(stamp) == wanted:
         return python
     print("  making {} with the packages of {}".format(venv.name, sys.executable), flush=True)

@@ -1,7 +1,8 @@
-"""Where everything is in a clone; its locks, its hashes, and no half-made folders in it."""
+"""Where everything is in a clone; its locks, its hashes, and no half-made or moved folders."""
 
 import fcntl
 import hashlib
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -24,6 +25,22 @@ def digest(files: Mapping[str, Path], about: str = "") -> str:
     for name, file in sorted(files.items()):
         made.update(f"{name}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
     return made.hexdigest()
+
+
+def set_up(build: Path, source: Path) -> bool:
+    """Whether CMake has set up the folder `build` for `source`, both where they are now.
+
+    What CMake writes has their absolute paths, so in a copy Ninja would look at the original.
+    """
+    try:
+        cache = (build / "CMakeCache.txt").read_text()
+        places = {"CMAKE_CACHEFILE_DIR": build, "CMAKE_HOME_DIRECTORY": source}
+        return (build / "build.ninja").exists() and all(
+            place.samefile(re.search(rf"^{name}:INTERNAL=(.*)$", cache, re.M)[1])
+            for name, place in places.items()
+        )
+    except (OSError, TypeError):  # a place that is gone, or a line that a kill kept from there
+        return False
 
 
 @contextmanager

@@ -66,7 +66,7 @@ def exchange(graft: Graft, venv: Path) -> bool:
             digest = urlsafe_b64encode(sha256(content).digest()).decode()
             wanted[path] = (graft.stage / path, [f"sha256={digest}", str(len(content))])
         # The files that describe the wheel, and pip's own, are the same for every graft of a base.
-        same = re.compile(rf"torch-[^/]+\.dist-info/.*|torch/version\.py|{ADDED.pattern}")
+        same = re.compile(rf"torch-[^/]+\.dist-info/.*|{ADDED.pattern}")
         wanted = {path: of for path, of in wanted.items() if not same.fullmatch(path)}
         changed = [path for path, (_, row) in wanted.items() if rows.get(path) != row]
         gone = [path for path in rows if path not in wanted and not same.fullmatch(path)]

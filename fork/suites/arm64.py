@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from fork import paths
-from fork.bootstrap import make_venv
+from fork.bootstrap import made_here, make_venv
 from fork.console import run, step
 from fork.errors import ForkError
 from fork.graft import Toolchain, graft_into
@@ -149,7 +149,7 @@ def unpack_debian(tree: Path, folder: Path) -> None:
 def make_environment(venv: Path, tree: Path, folder: Path) -> None:
     """Makes a virtual environment of the Debian's Python, which is a script that calls QEMU."""
     made = venv / ".made"  # as `make_venv` has it
-    if not (made.exists() and made.read_text() == sys.version):
+    if not (made.exists() and made.read_text() == made_here(venv)):
         shutil.rmtree(venv, ignore_errors=True)
         site, python = venv / f"lib/python{PYTHON}/site-packages", venv / "bin" / "python"
         site.mkdir(parents=True)
@@ -165,5 +165,5 @@ def make_environment(venv: Path, tree: Path, folder: Path) -> None:
         options = ["--no-deps", "--constraint", paths.ROOT / "requirements.txt", "--target", site]
         pip = [sys.executable, "-m", "pip", "install", *options, "pip", "setuptools"]
         run(pip, folder / "pip.log", "pip cannot be installed")
-        made.write_text(sys.version)
+        made.write_text(made_here(venv))
     make_venv(venv, paths.ROOT / "requirements.txt")

@@ -4,6 +4,7 @@ import csv
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import venv
@@ -14,19 +15,20 @@ import pytest
 import yaml
 from wheel.wheelfile import WheelFile
 
-from fork.bootstrap import borrow_venv
+from fork.bootstrap import borrow_venv, make_venv
+from fork.console import step
 from fork.errors import ForkError
 from fork.graft import base as bases
 from fork.graft import build
 from fork.graft.base import Base
-from fork.graft.build import Graft, Toolchain, mirror
+from fork.graft.build import EXPORTS, Graft, Toolchain, check_exports, mirror
 from fork.graft.codegen import fragment
 from fork.graft.generate import without_key
 from fork.graft.install import UNDER_WAY, clear, exchange, install
 from fork.graft.pack import header, pack
 from fork.overlay import Stack, releases
 from fork.paths import BASES, ROOT
-from fork.tests.conftest import PLATFORM, PYTHON, TAG, WHEEL_FILES, write_files
+from fork.tests.conftest import PLATFORM, PYTHON, TAG, WHEEL_FILES, message, write_files
 
 DIST_INFO = "torch-2.13.0+cpu.dist-info"
 OTHER_MACHINE = "x86_64" if platform.machine() == "aarch64" else "aarch64"
@@ -89,7 +91,6 @@ def test_pack(wheel, unpacked, tmp_path, compress):
         *files,
         "torch-2.13.0+cpu.attn.dist-info/RECORD",
     }
-    assert files["torch/version.py"] == "__version__ = '2.13.0+cpu.attn'\n"
     assert files["torch/overrides.py"] == "new\n"
     assert files["torch/lib/libnew.so"] == "so"
     assert files["torch/_C.so"] == "\x7fELF"
@@ -139,8 +140,8 @@ def test_a_graft_is_exchanged_for_another(wheel, unpacked, tmp_path):
         def make(self):
             self.made += 1
 
-    first = Made("first", overrides="first", gone="1", same="1", attn="1")
-    second = Made("second", attn="longer", same="1", new="1")
+    first = Made("first", version="1", overrides="first", gone="1", same="1", attn="1")
+    second = Made("second", version="2", attn="longer", same="1", new="1")
     envs = [tmp_path / name for name in ("exchanged", "fresh")]
     for env, made in zip(envs, (first, second), strict=True):
         venv.create(env, with_pip=True)
@@ -198,6 +199,25 @@ def test_install_beside_borrowed_packages(unpacked, tmp_path, monkeypatch):
 
     assert borrow_venv(tmp_path / "env") == python  # the environment, in which torch stays
     assert (site / "torch").exists()
+
+
+@pytest.mark.parametrize("borrowed", [False, True], ids=["own packages", "borrowed"])
+def test_an_environment_that_moved_is_made_anew(tmp_path, borrowed):
+    """Its scripts name the place that it was made at."""
+    requirements = write_files(tmp_path, {"requirements.txt": ""}) / "requirements.txt"
+    first, second = tmp_path / "first", tmp_path / "second"
+
+    def make(env: Path) -> None:
+        borrow_venv(env) if borrowed else make_venv(env, requirements)
+
+    make(first)
+    (first / "kept").touch()
+    make(first)
+    assert (first / "kept").exists()
+    first.rename(second)
+    make(second)
+    assert not (second / "kept").exists()
+    assert str(first) not in (second / "bin" / "activate").read_text()
 
 
 def files(folder: Path) -> set[Path]:
@@ -374,6 +394,132 @@ def test_the_compiler_is_for_the_wheels_machine(repo, unpacked, monkeypatch):
     assert ran == ["c++ -x"] * 2
 
 
+def version_of(repo: Path, base: Path, commit: int | None = None) -> str:
+    """Returns what the version file of a graft says."""
+    graft = Graft(Stack(repo), Base(base), commit)
+    graft.stage_version()
+    return (graft.stage / "torch/version.py").read_text()
+
+
+def test_the_version_file_says_what_a_graft_is_made_of(repo, unpacked):
+    """Each change of what the wheel has gives another line, and a change of anything else does not.
+
+    Compiled programs are kept by a key that has this file in it, and no C++.
+    """
+    formulas = "tools/autograd/derivatives.edit.yaml"
+    listed = [
+        "aten/src/ATen/native/native_functions.edit.yaml",
+        formulas,
+        "torch/overrides.edit.py",
+    ]
+    files = {"stack/02-explicit/commit.md": message(listed), formulas: "# @@ before: x\n"}
+    write_files(repo, {**files, "CMakeLists.txt": ""})
+    first = version_of(repo, unpacked)
+    assert re.fullmatch(r"__version__ = '2\.13\.0\+cpu\.attn'\nattn = '[0-9a-f]{64}'\n", first)
+    for unseen in ("test/test_attn.py", "README.md"):
+        write_files(repo, {unseen: "x = 1\n"})
+        assert version_of(repo, unpacked) == first, unseen
+    said = {first, version_of(repo, unpacked, 1)}
+    for seen in (
+        "aten/src/ATen/native/Attn.cpp",
+        "torch/overrides.edit.py",
+        formulas,
+        "CMakeLists.txt",
+    ):
+        with (repo / seen).open("a") as file:
+            file.write("# more\n")
+        assert (now := version_of(repo, unpacked)) not in said, seen
+        said.add(now)
+    with (unpacked / f"{DIST_INFO}/RECORD").open("a") as file:
+        file.write("torch/new.py,sha256=1,1\n")
+    assert version_of(repo, unpacked) not in said
+
+
+def test_the_keys_of_compiled_programs_have_the_version_file(tmp_path):
+    code = "from torch._inductor import codecache as c; c._TORCH_PATH = {!r}; print(c.torch_key())"
+    keys = []
+    for made in ("first", "second"):
+        folder = write_files(tmp_path / made, {"version.py": f"attn = '{made}'\n"})
+        command = [sys.executable, "-P", "-c", code.format(str(folder))]
+        keys.append(subprocess.check_output(command))
+    assert keys[0] != keys[1]
+
+
+WORD = """\
+cmake_minimum_required(VERSION 3.25)
+project(word LANGUAGES NONE)
+add_custom_command(OUTPUT word COMMAND ${CMAKE_COMMAND} -E copy ${CMAKE_SOURCE_DIR}/word.txt word
+                   DEPENDS ${CMAKE_SOURCE_DIR}/word.txt)
+add_custom_target(torch ALL DEPENDS word)
+"""
+
+
+@pytest.mark.parametrize("change", ["copied", "moved", "another clone's folder", "half set up"])
+def test_a_build_folder_is_of_its_place(tmp_path, unpacked, monkeypatch, change):
+    """A copy of a clone compiles its own sources, whether the original is still there or not."""
+    monkeypatch.setattr(Graft, "configuration", lambda self: "")
+    first, second = tmp_path / "first", tmp_path / "second"
+    native = "aten/src/ATen/native/Attn.cpp"
+    files = {
+        "CMakeLists.txt": WORD,
+        "word.txt": "old",
+        native: "",
+        "stack/01-a/commit.md": message([native]),
+    }
+
+    def made_in(clone: Path) -> str:
+        graft = Graft(Stack(clone), Base(unpacked))
+        graft.dir.mkdir(parents=True, exist_ok=True)
+        with step("compile") as doing:
+            graft.compile(doing)
+        return (graft.dir / "cmake" / "word").read_text()
+
+    assert made_in(write_files(first, files)) == "old"
+    if change == "moved":
+        first.rename(second)
+    elif change == "another clone's folder":
+        write_files(second, files)
+        (second / "build").symlink_to(first / "build")
+    else:
+        shutil.copytree(first, second)
+    if change == "half set up":
+        for cache in second.rglob("CMakeCache.txt"):
+            cache.write_text("")
+    (second / "word.txt").write_text("new")
+    assert made_in(second) == "new"
+    assert made_in(second) == "new"  # and does nothing
+
+
+HELD = """\
+#include <sstream>
+#include <string>
+#include <vector>
+struct Held { std::string text; };
+template class std::vector<Held>;
+std::string held(int n) { std::ostringstream out; out << n; return out.str() + std::to_string(n); }
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["-static-libstdc++"]], ids=["shared", "static"])
+def test_no_symbol_of_the_cpp_library_is_exported(tmp_path, options):
+    """Whether the compiler links that library statically or makes code of its templates."""
+    write_files(tmp_path, {"held.cpp": HELD, "CMakeCache.txt": "CMAKE_NM:FILEPATH=nm\n"})
+    library = tmp_path / "libheld.so"
+    command = ["g++", "-std=c++20", "-O2", "-shared", "-fPIC", *options]
+    command += ["-o", library, tmp_path / "held.cpp"]
+    subprocess.run(command, check=True)
+    with pytest.raises(
+        ForkError, match=r"^libheld.so exports \d+ symbols of the C\+\+ library, _Z"
+    ):
+        check_exports(tmp_path, library.name)
+    text = (ROOT / "CMakeLists.txt").read_text()
+    (found,) = re.findall(r"^add_link_options\((.*)\)$", text, re.M)
+    ours = found.replace("LINKER:", "-Wl,").replace("${exports}", str(EXPORTS)).split()
+    subprocess.run([*command, *ours], check=True)
+    check_exports(tmp_path, library.name)
+    assert any("held" in name for name in defined(library))
+
+
 @pytest.mark.parametrize(
     ("text", "found"),
     [
@@ -456,7 +602,7 @@ def test_only_the_edits_differ_from_the_base(grafted):
     changed = {p for p in old if p not in meta and new.get(p) != old[p]}
     added = set(new) - set(old) - meta
     staged = {p.relative_to(graft.stage).as_posix() for p in graft.stage.rglob("*") if p.is_file()}
-    assert changed | added == staged | {"torch/version.py"}
+    assert changed | added == staged
     assert {p for p in changed if p.endswith(".so")} == {"torch/lib/libtorch.so"}
     assert {p.split(".")[0] for p in added if p.endswith(".so")} == {"torch/_C_graft"}
 

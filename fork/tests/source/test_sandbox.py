@@ -47,6 +47,22 @@ def test_debian_is_made_once(tmp_path, machine):
     assert (folder / "root/mine").exists()
 
 
+def test_a_build_of_another_place_is_removed(tmp_path, machine):
+    """CMake would refuse it; ccache still has what was compiled."""
+    folder = tmp_path / "first"
+    build = in_debian(folder, tmp_path / "source").tree / "build"
+    build.mkdir()
+    names = {"CMAKE_CACHEFILE_DIR": build, "CMAKE_HOME_DIRECTORY": build.parent}
+    cache = "".join(f"{name}:INTERNAL={place}\n" for name, place in names.items())
+    (build / "CMakeCache.txt").write_text(cache)
+    (build / "build.ninja").touch()
+    in_debian(folder, tmp_path / "source")
+    assert build.exists()
+    folder.rename(tmp_path / "second")
+    tree = in_debian(tmp_path / "second", tmp_path / "source").tree
+    assert tree.exists() and not (tree / "build").exists()
+
+
 def test_a_debian_that_cannot_be_made(tmp_path, machine):
     (tmp_path / "fail").touch()
     with pytest.raises(ForkError, match="Debian cannot be made: E: Unable to locate package"):
