@@ -35,7 +35,7 @@ lint: ## ruff, clang-format, mdformat, yamllint
 	$(BOOTSTRAP) lint
 
 clean: ## remove all that was built and downloaded
-	rm -rf build dist .venv *.egg-info test-reports
+	rm -rf build dist .venv .venv.before *.egg-info test-reports
 	rm -rf site/course site/generated site/notes site/sg_execution_times.rst
 
 -include $(PROJECT).mk

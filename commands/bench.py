@@ -18,7 +18,7 @@ from fork.bootstrap import make_venv
 from fork.commands import Command
 from fork.console import console, print_wide, run, step
 from fork.errors import ForkError
-from fork.graft import INSTALLED, graft_into, open_graft
+from fork.graft import INSTALLED, graft_into, graftable, open_graft
 from fork.overlay import Stack, default_release
 from fork.project import PROJECT
 from fork.suites import environment, finish, own_files, run_suites, table
@@ -84,7 +84,7 @@ def bench(script: str, publish: bool, args: tuple[str, ...]) -> None:
 @click.command(
     "bench-gpu", cls=Command, section="Measure", context_settings=PASSES_ON, example="--sanitize"
 )
-@options.base_option(default=INSTALLED)
+@options.base_option(type=graftable, default=INSTALLED)
 @click.option(
     *("--sanitize", "sanitized"), is_flag=True, help="Run compute-sanitizer on the kernels instead."
 )

@@ -1,7 +1,4 @@
-"""The one exception that a user is meant to see, and the one line of a tool's output that says why.
-
-`fork.bootstrap` imports this with whatever Python there is: only what an old one can read.
-"""
+"""The exception that a user is meant to see, and the line of a tool's output that says why."""
 
 
 class ForkError(Exception):

@@ -76,6 +76,7 @@ def test_the_example_of_each_command_is_one_that_it_takes(command, monkeypatch):
     assert example.split()[:4] == ["python", "-m", "fork", command]
     assert example in invoke(command, "--help")[1]
     args = [arg.replace("~/pytorch", str(ROOT)) for arg in shlex.split(example)[4:]]
+    monkeypatch.setattr("fork.graft.base._installed", lambda: None)  # as if torch were there
     main.commands[command].make_context(command, args)
 
 
@@ -198,6 +199,40 @@ def test_an_error_is_one_line(in_repo, tmp_path):
         f"error: {tmp_path}: not PyTorch: neither a source tree (aten/, version.txt), "
         "nor a folder with an unpacked or installed torch/, nor a .whl file",
     )
+
+
+WRONG_BASE = "torch 9.9: not a release that "
+WRONG_COMMIT = "commit {}: the stack has commits 1 to 2"
+
+
+@pytest.mark.parametrize(
+    "command, words",
+    [
+        ("install --base 9.9", WRONG_BASE),
+        ("install --base nowhere.whl", "nowhere.whl: no such wheel"),
+        ("install --commit 3 --example", WRONG_COMMIT.format(3)),
+        ("graft --base 9.9", WRONG_BASE),
+        ("graft --commit 0", WRONG_COMMIT.format(0)),
+        ("test --base 9.9", WRONG_BASE),
+        ("test-upstream --commit 3", WRONG_COMMIT.format(3)),
+        ("capabilities --base 9.9", WRONG_BASE),
+        ("bench-gpu --base 9.9", WRONG_BASE),
+        ("check --fetch --upstream stack", "stack: not PyTorch"),
+    ],
+)
+def test_what_is_wrong_is_refused_before_a_lock_a_download_or_a_file(
+    in_repo, monkeypatch, command, words
+):
+    def made(*_, **__):
+        raise AssertionError("it waits for another run, or makes something")
+
+    for name in ("fork.paths.alone", "fork.overlay.releases.run", "fork.bootstrap.run"):
+        monkeypatch.setattr(name, made)
+    monkeypatch.chdir(in_repo)
+    before = {*in_repo.rglob("*")}
+    code, output = invoke(*command.split())
+    assert code == 1 and "error: " in output and words in output
+    assert {*in_repo.rglob("*")} == before
 
 
 SERIES = {
@@ -405,7 +440,6 @@ def test_a_plan_that_names_no_file_is_one_error(runner):
 @pytest.mark.parametrize(
     "lie, words",
     [
-        ("sys.version_info = (3, 8, 0)", "Python 3.10 or newer is needed"),
         ("sys.platform = 'darwin'", "CPython on Linux is needed"),
         (
             "import sysconfig; sysconfig.get_paths = lambda: {'include': '/nowhere'}",
@@ -430,6 +464,119 @@ def test_bootstrap_says_what_is_missing(lie, words):
     assert (
         done.stderr.startswith("error: ") and words in done.stderr and done.stderr.count("\n") == 1
     )
+
+
+@pytest.mark.parametrize("module", ["fork", "fork.bootstrap", "fork.__main__"])
+@pytest.mark.parametrize("version", ["2.7.18", "3.9.18"])
+def test_an_old_python_is_named_before_anything_is_imported(module, version):
+    """An old Python cannot even read the other files."""
+    numbers = tuple(map(int, version.split(".")))
+    code = f"""
+import sys
+sys.version_info, sys.version = {numbers}, "{version} (main)"
+try:
+    import {module}
+finally:
+    print([name for name in sys.modules if name.startswith("fork.")])
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    words = f"error: Python 3.10 or newer is needed, and this is {version}; name one with PYTHON=\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "[]\n", words)
+
+
+# Of pip, only Python 3.10 imports something.
+NEEDED = [m for m in bootstrap.MODULES if m != "pip" or sys.version_info < (3, 11)]
+
+
+@pytest.mark.parametrize("lacks", [*NEEDED, "typing_extensions.Self"])
+def test_a_python_without_the_requirements_is_one_line(lacks):
+    """One that is too old lacks a name that is imported from it."""
+    module, _, name = lacks.partition(".")
+    hide = f"import {module}; del {lacks}" if name else f"sys.modules['{module}'] = None"
+    code = f"import sys; {hide}; import runpy; runpy.run_module('fork', run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stdout == "" and done.stderr.count("\n") == 1
+    assert done.stderr.startswith(f"error: {sys.executable}: ")
+    assert (name or module) in done.stderr and ".venv/bin/python" in done.stderr
+
+
+class TestReplacing:
+    """`.venv` is made anew with another Python, or for another base."""
+
+    @pytest.fixture(autouse=True)
+    def environment(self, tmp_path, monkeypatch):
+        monkeypatch.delenv("BASE", raising=False)  # `make test` sets it
+        self.venv = tmp_path / ".venv"
+        write_files(self.venv, {"works": "yes", ".requirements": "older", ".made": "older"})
+        monkeypatch.setattr(bootstrap, "VENV", self.venv)
+        self.monkeypatch, self.calls = monkeypatch, []
+        monkeypatch.setattr(bootstrap, "check_machine", lambda: None)
+        monkeypatch.setattr(bootstrap.os, "execv", lambda *args: self.calls.append(args[1]))
+        monkeypatch.setattr(bootstrap.os, "chdir", lambda place: None)
+        monkeypatch.setattr(bootstrap, "run", self.run)
+        self.fails = ""
+
+    def run(self, command, wrong):
+        """Stands for the programs that make an environment; one may fail, or be stopped."""
+        words = " ".join(command)
+        if "-m venv" in words:
+            python = f'#!/bin/sh\nexec {sys.executable} "$@"\n'
+            write_files(self.venv, {"bin/python": python, "new": ""})
+            (self.venv / "bin/python").chmod(0o755)
+        if self.fails and self.fails in words:
+            raise self.error
+
+    def make(self, *args):
+        self.monkeypatch.setattr(sys, "argv", ["bootstrap", *args])
+        bootstrap.main()
+
+    def kept(self):
+        return [p.name for p in self.venv.parent.iterdir()] == [".venv"] and (
+            self.venv / "works"
+        ).exists()
+
+    @pytest.mark.parametrize("fails", ["-m venv", "-m pip"])
+    @pytest.mark.parametrize("error", [ForkError("no network"), KeyboardInterrupt(), OSError(28)])
+    def test_one_that_cannot_be_made(self, fails, error):
+        self.fails, self.error = fails, error
+        with pytest.raises((SystemExit, KeyboardInterrupt)):
+            self.make("install")
+        assert self.kept() and not self.calls
+
+    @pytest.mark.parametrize(
+        "args, words",
+        [
+            ("install --base 9.9", "error: torch 9.9: not a release"),
+            ("install --base nowhere.whl", "error: nowhere.whl: no such wheel"),
+            ("graft --commit 99", "error: commit 99: the stack has"),
+            ("install --nope", "No such option"),
+            ("nope", "No such command 'nope'"),
+            ("install --base installed", f"no pristine torch is installed for {sys.executable}: "),
+        ],
+    )
+    def test_a_command_that_is_refused(self, args, words):
+        real = subprocess.run
+
+        def without_torch(command, **named):
+            """Hides a pristine torch, which this Python may have."""
+            code = "import importlib.metadata as found, runpy; found.distributions = lambda **_: []"
+            code += "; runpy.run_module('fork', run_name='__main__')"
+            return real([command[0], "-c", code, *command[3:]], **named)
+
+        self.monkeypatch.setattr(bootstrap.subprocess, "run", without_torch)
+        with pytest.raises(SystemExit) as e:
+            self.make(*args.split())
+        assert words in str(e.value) and self.kept() and not self.calls
+
+    def test_one_that_a_kill_left_half_made(self):
+        """The one that was there before is back, and is replaced once the new one is complete."""
+        self.venv.rename(self.venv.with_name(".venv.before"))
+        write_files(self.venv, {".made": sys.version, "half": "made"})
+        self.make("stack")
+        assert [p.name for p in self.venv.parent.iterdir()] == [".venv"]
+        assert not (self.venv / "works").exists() and not (self.venv / "half").exists()
+        assert (self.venv / "new").exists() and len(self.calls) == 1
 
 
 @pytest.mark.parametrize(

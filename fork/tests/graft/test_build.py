@@ -564,12 +564,56 @@ def test_anchors_of_what_may_not_be_installed(tmp_path, monkeypatch):
     assert [p.name for p in (tmp_path / "anchors").iterdir()] == [name]
 
 
-def test_a_truncated_base_is_removed(wheel, tmp_path):
-    data = wheel.read_bytes()
-    wheel.write_bytes(data[:-30])
+def make_wheel(path: Path, **changed: str) -> Path:
+    """Makes a wheel in which files are `changed` after their hashes were taken."""
+    with WheelFile(path, "w") as out:
+        for name, text in WHEEL_FILES.items():
+            out.writestr(name, text)
+    with zipfile.ZipFile(path) as packed:
+        contents = {name: packed.read(name) for name in packed.namelist()}
+    with zipfile.ZipFile(path, "w") as out:
+        for name, content in contents.items():
+            out.writestr(name, changed.get(Path(name).stem, content))
+    return path
+
+
+GRAFTED, UNKNOWN = ({"version": f"__version__ = '{v}'\n"} for v in ("2.13.0+cpu.attn", "2.5.1"))
+
+
+@pytest.mark.parametrize(
+    "name, changed, words",
+    [
+        (f"torch-2.13.0+cpu.attn-{TAG}-{PLATFORM}", GRAFTED, "already grafted"),
+        (f"torch-2.5.1-{TAG}-{PLATFORM}", UNKNOWN, "not a release that the fork knows: 2.6.0, "),
+        (f"torch-2.13.0-{TAG}-{PLATFORM}", {"version": ""}, "version cannot be read"),
+        (f"torch-2.13.0-cp39-cp39-{PLATFORM}", {}, "not a wheel for "),
+        (f"torch-2.13.0-{TAG}-manylinux_2_28_{OTHER_MACHINE}", {}, "not a wheel for "),
+        (f"numpy-2.13.0-{TAG}-{PLATFORM}", {}, "not a wheel of torch"),
+        ("torch", {}, "not a wheel of torch"),
+        (f"torch-2.13.0+cpu-{TAG}-{PLATFORM}", {"overrides": "changed"}, "broken .*overrides"),
+        (f"torch-2.13.0-{TAG}-{PLATFORM}", None, "not a readable wheel"),
+    ],
+)
+def test_a_wheel_that_is_refused_stays_and_leaves_nothing(tmp_path, name, changed, words):
+    """Whatever lay among the bases, `check` would look at, in each later run."""
+    wheel = make_wheel(tmp_path / "torch-2.13.0+cpu-py3-none-any.whl", **(changed or {}))
+    content = wheel.read_bytes() if changed is not None else wheel.read_bytes()[:-30]
+    wheel = wheel.rename(tmp_path / f"{name}.whl")
+    wheel.write_bytes(content)
+    cache = tmp_path / "bases"
+    with pytest.raises(ForkError, match=f"^{re.escape(str(wheel))}: .*{words}"):
+        bases.get(str(wheel), cache)
+    assert wheel.read_bytes() == content and not [*cache.glob("*")]
+
+
+def test_a_truncated_download_is_removed(wheel, tmp_path):
+    cache = tmp_path / "bases"
+    cache.mkdir()
+    wheel = wheel.rename(cache / wheel.name)
+    wheel.write_bytes(wheel.read_bytes()[:-30])
     with pytest.raises(ForkError, match="broken .* run this again"):
-        bases.get(str(wheel), tmp_path / "cache")
-    assert not wheel.exists()
+        bases.get("2.13.0", cache)
+    assert not [*cache.iterdir()]
 
 
 @pytest.fixture(scope="module")

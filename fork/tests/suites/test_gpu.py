@@ -67,6 +67,7 @@ def steps(tmp_path, monkeypatch):
     monkeypatch.setattr(build.Graft, "nvcc", Nvcc(tmp_path / "nvcc", "13.0", (80, 90), 75))
     monkeypatch.delenv("BASE", raising=False)  # `make test` sets it
     monkeypatch.setattr(bench, "devices", lambda: 1)
+    monkeypatch.setattr("fork.graft.base._installed", lambda: None)  # as if torch were there
     monkeypatch.setattr(bench, "sanitizer", lambda: "sanitizer")
     fake(bench, "graft_into")
     fake(bench, "check")
