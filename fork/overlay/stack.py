@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections import Counter
@@ -25,9 +26,12 @@ FOLDER = re.compile(r"^(\d\d)-[a-z0-9]+(?:-[a-z0-9]+)*$")
 SECTIONS = ("Why", "Review order", "Test plan")
 # In a real commit, the line that names its folder here, whatever becomes of its title.
 TRAILER = "Stack-commit"
+# Any trailer of a message: a key of a word or more, and a value.
+IS_TRAILER = re.compile(r"[A-Za-z0-9-]+(?: [A-Za-z0-9-]+)*: \S.*")
 PATCH_BEGINS = re.compile(r"^(---|diff -|Index: ).*", re.M)
 # What a suite that does not pass is called in PyTorch's tests; skipIf/skipUnless is not a debt.
 DEBT = re.compile(r"\bunittest\.(expectedFailure|skip)\b|\b(xfail|skip)\(")
+KEYS = {"files": "paths", "removes": "paths", "trailers": "lines"}  # of a commit.md: lists
 MOST_CODE = 900  # lines that a reviewer takes at once
 LITTER = re.compile(r"__pycache__|\..*|.*\.egg-info|.*\.pyc")
 
@@ -73,6 +77,11 @@ def kind_of(path: str) -> str:
     return "code"
 
 
+def _quoted(line: str) -> str:
+    """Makes a string of YAML, in the quotes that mdformat prefers."""
+    return json.dumps(line, ensure_ascii=False) if "'" in line else f"'{line}'"
+
+
 @dataclass(frozen=True)
 class Commit:
     """One commit of the series: what `stack/NN-name/commit.md` says."""
@@ -83,6 +92,12 @@ class Commit:
     body: str
     files: tuple[str, ...]
     removes: tuple[str, ...]
+    trailers: tuple[str, ...] = ()  # what stands beside TRAILER, such as `Signed-off-by: NAME`
+
+    @property
+    def name(self) -> str:
+        """The folder's name without the number."""
+        return self.folder.name.partition("-")[2]
 
     def __str__(self) -> str:
         return f"{self.folder.parent.name}/{self.folder.name}"
@@ -106,14 +121,17 @@ class Commit:
             front = yaml.safe_load(parts[1]) or {}
         except yaml.YAMLError as e:
             raise ForkError(f"{message}: front matter: {' '.join(str(e).split())}") from None
-        if not isinstance(front, dict) or set(front) - {"files", "removes"}:
-            raise ForkError(f"{message}: front matter has the keys 'files' and 'removes', no other")
+        if not isinstance(front, dict) or set(front) - {*KEYS}:
+            raise ForkError(f"{message}: front matter has the keys {', '.join(KEYS)}, no other")
         lists = {}
-        for key in ("files", "removes"):
+        for key, what in KEYS.items():
             value = front.get(key) or []
             if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
-                raise ForkError(f"{message}: '{key}' is a list of paths")
-            if value != sorted(set(value)):
+                raise ForkError(f"{message}: '{key}' is a list of {what}")
+            if key == "trailers":
+                if not all(map(IS_TRAILER.fullmatch, value)):
+                    raise ForkError(f"{message}: each of the 'trailers' is a line 'Key: value'")
+            elif value != sorted(set(value)):
                 raise ForkError(f"{message}: '{key}' is sorted, and names each path once")
             lists[key] = tuple(value)
         return cls(int(named[1]), folder, parts[2].strip(), parts[3], **lists)
@@ -125,9 +143,13 @@ class Commit:
     def text(self) -> str:
         """What commit.md says; `load` reads it."""
         front = "".join(
-            f"{key}:\n" + "".join(f"  - {path}\n" for path in paths)
-            for key, paths in (("files", self.files), ("removes", self.removes))
-            if paths
+            f"{key}:\n" + "".join(f"  - {line}\n" for line in lines)
+            for key, lines in (
+                ("files", self.files),
+                ("removes", self.removes),
+                ("trailers", [*map(_quoted, self.trailers)]),
+            )
+            if lines
         )
         return f"---\n{front}---\n\n# {self.title}\n\n{self.body}"
 
@@ -139,7 +161,8 @@ class Commit:
         why, *others = (self.section(title) for title in SECTIONS)
         parts = [self.subject(of), why]
         parts += [f"{t}:\n\n{text}" for t, text in zip(SECTIONS[1:], others, strict=True)]
-        return "\n\n".join([*parts, f"{TRAILER}: {self.folder.name}"]) + "\n"
+        trailers = "\n".join([f"{TRAILER}: {self.folder.name}", *self.trailers])
+        return "\n\n".join([*parts, trailers]) + "\n"
 
     def section(self, title: str) -> str:
         found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", self.body, re.S | re.M)

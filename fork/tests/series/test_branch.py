@@ -1,11 +1,15 @@
 """Tests of the stack as real commits and as patches, which git itself makes and applies."""
 
+import os
 import subprocess
+from functools import partial
+from shutil import which
 
 import pytest
 
 from fork.errors import ForkError
 from fork.overlay import Stack, Upstream, apply
+from fork.series.absorb import absorb
 from fork.series.branch import PENDING, commits, export
 from fork.series.git import Git
 from fork.tests.conftest import git, message, write_files
@@ -173,6 +177,58 @@ def test_a_commit_that_was_changed_there(repo, checkout):
     assert "'[attn 2/2] Do a thing' of attn was changed there" in refusal(repo, checkout)
     git(checkout, "checkout", "--quiet", "main")
     assert "absorb" in refusal(repo, checkout)
+
+
+@pytest.mark.parametrize("what", ["a file", "a message", "a trailer", "a commit on top"])
+def test_what_absorb_took_over_can_be_made_anew(repo, checkout, what):
+    commits(Stack(repo), checkout, "attn")
+    text = git(checkout, "log", "-1", "--format=%B")
+    if what == "a file":
+        (checkout / CPP).write_text("int reviewed;\n")
+        git(checkout, "add", "--all")
+    amended = {"a message": text.replace("because", "as"), "a trailer": f"{text}\nReviewed-by: X"}
+    if what == "a commit on top":
+        text = text.partition("Stack-commit")[0].replace("Do a thing", "Do more")
+        write_files(checkout, {"test/test_more.py": ""})
+        git(checkout, "add", "--all")
+        git(checkout, "commit", "--quiet", f"--message={text}")
+    else:
+        git(checkout, "commit", "--quiet", "--amend", f"--message={amended.get(what, text)}")
+    git(checkout, "checkout", "--quiet", "main")
+    git(checkout, "commit", "--quiet", "--allow-empty", "--message=the next release")
+    assert "was changed there: take that over first" in refusal(repo, checkout)
+    git(checkout, "checkout", "--quiet", "attn")
+    assert absorb(Stack(repo), checkout)
+    tree = git(checkout, "rev-parse", "attn^{tree}")
+    git(checkout, "checkout", "--quiet", "main")
+    commits(Stack(repo), checkout, "attn")
+    assert git(checkout, "rev-parse", "attn^{tree}") == tree
+    assert git(checkout, "merge-base", "attn", "main") == git(checkout, "rev-parse", "main")
+
+
+@pytest.mark.parametrize("hook", ["post-checkout", "reference-transaction"])
+def test_a_hook_that_fails(repo, checkout, tmp_path, hook):
+    path = write_files(tmp_path / "hooks", {hook: "#!/bin/sh\nexit 2\n"}) / hook
+    path.chmod(0o700)
+    git(checkout, "config", "core.hooksPath", str(tmp_path / "hooks"))
+    _, made = commits(Stack(repo), checkout, "attn")
+    assert git(checkout, "rev-parse", "HEAD") == made[-1]
+
+
+OTHERS = """#!/bin/sh
+GIT_TEST_ASSUME_DIFFERENT_OWNER=1 GIT_CONFIG_NOSYSTEM=1 exec {} "$@"
+"""
+
+
+@pytest.mark.parametrize("act", [partial(commits, branch="attn"), absorb])
+def test_another_users_checkout(repo, checkout, monkeypatch, tmp_path, act):
+    before = snapshot(checkout)
+    write_files(tmp_path / "bin", {"git": OTHERS.format(which("git"))}).joinpath("git").chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(ForkError, match="owned by another user.*safe.directory"):
+        act(Stack(repo), checkout)
+    assert snapshot(checkout) == before
 
 
 def test_a_commit_on_top(repo, checkout):
