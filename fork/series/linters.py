@@ -91,7 +91,7 @@ def lint(tree: Path, base: str, before: str, venv: Path, log: Path) -> list[Lint
 def added_lines(git: Git, base: str) -> dict[str, set[int]]:
     """Path -> the numbers of the lines that HEAD adds to `base`."""
     found: dict[str, set[int]] = {}
-    diff = git("diff", "--unified=0", "--no-color", "--no-renames", "--no-prefix", base, "HEAD")
+    diff = git("diff-tree", "-r", "--patch", "--unified=0", "--no-prefix", base, "HEAD")
     for line in diff.splitlines():
         if line.startswith("+++ "):
             lines = found.setdefault(line[4:].rstrip("\t"), set())

@@ -8,8 +8,9 @@ import pytest
 from fork.errors import ForkError
 from fork.overlay import Stack
 from fork.series.branch import commits
-from fork.series.linters import LINTRUNNER, Lint, lint, requirements
-from fork.tests.conftest import write_files
+from fork.series.git import Git
+from fork.series.linters import LINTRUNNER, Lint, added_lines, lint, requirements
+from fork.tests.conftest import git, write_files
 
 CONFIG = """
 [[linter]]
@@ -80,6 +81,23 @@ def test_a_tree_without_linters(source):
 
 
 OVERRIDES = "torch/overrides.py"  # its third line is the stack's
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "diff.external=false",
+        "diff.interHunkContext=9",
+        "color.ui=always",
+        "diff.mnemonicPrefix=true",
+    ],
+)
+def test_the_lines_of_the_stack_under_settings_of_git(repo, checkout, setting):
+    base, _ = commits(Stack(repo), checkout, "attn")
+    before = added_lines(Git(checkout), base.commit)
+    git(checkout, "config", *setting.split("="))
+    assert added_lines(Git(checkout), base.commit) == before
+    assert before[OVERRIDES] == {3}
 
 
 @pytest.mark.parametrize("absolute", [False, True])
