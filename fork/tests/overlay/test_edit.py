@@ -61,6 +61,18 @@ def test_apply_to_text_without_final_newline(unpacked):
 
 
 @pytest.mark.parametrize(
+    "anchor", ["before: one", "after: two(a)", "before: three", "after: three"]
+)
+@pytest.mark.parametrize("cut", [0, 2])  # the second leaves out the last line's end
+def test_added_lines_end_as_upstreams_do(anchor, cut, unpacked):
+    upstream, edit = Upstream(unpacked), Edit.parse("a.edit.txt", f"# @@ {anchor}\nx\n\ny\n")
+    text = TEXT.replace("\n", "\r\n")
+    expected = edit.apply(TEXT[: len(TEXT) - cut // 2], upstream).replace("\n", "\r\n")
+    assert edit.apply(text[: len(text) - cut], upstream) == expected
+    assert edit.apply(expected, upstream) is None
+
+
+@pytest.mark.parametrize(
     "edit, words",
     [
         ("# @@ before: two\nnew", ["a.edit.txt:1", "'two' starts 2 lines", "a.txt", "2.13.0+cpu"]),

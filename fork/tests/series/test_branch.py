@@ -243,6 +243,33 @@ def test_no_git(repo, source, monkeypatch):
         commits(Stack(repo), source, "attn")
 
 
+@pytest.mark.parametrize("kind", ["source", "checkout"])
+def test_upstreams_line_ends_stay(repo, request, kind, tmp_path):
+    """An edited file of upstream's ends its lines with CRLF: so do all of its lines afterwards."""
+    tree, path = request.getfixturevalue(kind), "torch/overrides.py"
+    (tree / path).write_bytes((tree / path).read_bytes().replace(b"\n", b"\r\n"))
+    if kind == "checkout":
+        git(tree, "commit", "--quiet", "--all", "--message=other line ends")
+    names = export(Stack(repo), Upstream(tree), tmp_path / "patches")
+    applied = tmp_path / "applied"
+    subprocess.run(["cp", "-r", tree, applied], check=True)
+    apply(Stack(repo), applied)
+    _, made = commits(Stack(repo), tree, "attn")
+    found = Git(tree).bytes("show", f"{made[-1]}:{path}")
+    assert found == (applied / path).read_bytes() == (tree / path).read_bytes()
+    assert found.count(b"\n") == found.count(b"\r\n") == 5
+    git(tree, "checkout", "--quiet", "-b", "am", "main")
+    git(tree, "am", "--quiet", "--keep-cr", *(str(tmp_path / "patches" / name) for name in names))
+    assert git(tree, "diff", "attn", "am") == ""
+    # What is changed there is taken back.
+    git(tree, "checkout", "--quiet", "attn")
+    (tree / path).write_bytes(found.replace(b"torch.attn: 3,", b"torch.attn: 4,"))
+    git(tree, "commit", "--quiet", "--all", "--amend", "--no-edit")
+    assert absorb(Stack(repo), tree) == ["torch/overrides.edit.py"]
+    edit = (repo / "torch/overrides.edit.py").read_bytes()
+    assert edit == b"# @@ after: torch.abs:\n    torch.attn: 4,\n"
+
+
 def test_export_is_what_git_am_takes(repo, source, checkout, tmp_path):
     _, made = commits(Stack(repo), checkout, "attn")
     git(checkout, "checkout", "--quiet", "-b", "am", "main")
