@@ -1,6 +1,7 @@
 """Tests of the commands, called as a user calls them."""
 
 import json
+import os
 import platform
 import shlex
 import subprocess
@@ -558,3 +559,14 @@ def test_what_make_is_told_is_not_for_a_make_that_a_command_calls(tmp_path):
     said = subprocess.run([*command, "BASE=2.6.0"], cwd=ROOT, capture_output=True, text=True).stdout
     assert said.split(";") == ["-m fork.bootstrap test --only fork", " ", ANY, " 2.6.0\n"]
     assert "ONLY" not in said.partition(";")[2]
+
+
+@pytest.mark.parametrize("command", [["make", "lint"], [ROOT / ".ci/run", "--record"]])
+def test_a_clone_finds_its_own_modules_where_python_keeps_the_folder_out(tmp_path, command):
+    said = f"#!/bin/sh\n{sys.executable} -c 'import fork.bootstrap' && echo found\n"
+    tools = ("python3", "apt-get", "dpkg-source")  # CI looks for these, and calls the first
+    for tool in write_files(tmp_path, dict.fromkeys(tools, said)).iterdir():
+        tool.chmod(0o755)
+    env = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "PYTHONSAFEPATH": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.stdout.endswith("found\n"), done.stderr
