@@ -55,7 +55,7 @@ def run(command, wrong):
 
 
 def read(path):
-    return path.read_text() if path.exists() else ""
+    return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
 def new_venv(venv, *options):
@@ -78,11 +78,11 @@ def make_venv(venv, *requirements):
     print("  making {} with {}".format(venv.name, names), flush=True)
     if read(made) != sys.version:
         new_venv(venv)
-        made.write_text(sys.version)
+        made.write_text(sys.version, encoding="utf-8")
     pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
     files = [option for file in requirements for option in ("-r", str(file))]
     run(pip + files, "{} cannot be installed".format(names))
-    stamp.write_text(wanted)
+    stamp.write_text(wanted, encoding="utf-8")
     return python
 
 
@@ -116,8 +116,8 @@ def borrow_venv(venv):
     for tool in TOOLS:
         (venv / "bin" / tool).symlink_to(tools[tool])
     site = Path(sysconfig.get_path("purelib", "venv", {"base": str(venv)}))
-    (site / BORROWED).write_text("\n".join(lines) + "\n")
-    stamp.write_text(wanted)
+    (site / BORROWED).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    stamp.write_text(wanted, encoding="utf-8")
     return python
 
 

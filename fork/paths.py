@@ -31,7 +31,7 @@ def alone(within: str | Path = "") -> Iterator[None]:
     """Holds the lock of build/ or of a folder in it: the second of two runs waits for the first."""
     folder = BUILD / within
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as lock:
+    with (folder / ".lock").open("wb") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -209,7 +209,7 @@ def resolve(tree: dict[str, Path], upstream: Upstream) -> Resolved:
         if upstream.place(target or path) is None:
             continue  # a wheel has no tests, documentation or C++ sources
         if target is None:
-            old, new = upstream.read(path), file.read_text()
+            old, new = upstream.read(path), file.read_text(encoding="utf-8")
             if old == new:
                 out.present.append(path)
             elif old is not None:
@@ -219,7 +219,7 @@ def resolve(tree: dict[str, Path], upstream: Upstream) -> Resolved:
             else:
                 out.written[path] = new.encode()
             continue
-        edit = Edit.parse(path, file.read_text())
+        edit = Edit.parse(path, file.read_text(encoding="utf-8"))
         if not edit.holds(upstream):
             continue
         old = upstream.read(target)

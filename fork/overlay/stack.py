@@ -52,7 +52,7 @@ def files_under(folder: Path, skip: Set[str] = frozenset()) -> list[str]:
 
 def operators(native: Path) -> list[str]:
     """The public operators that a version of the overlay's NATIVE declares; none if it isn't."""
-    text = native.read_text() if native.is_file() else ""
+    text = native.read_text(encoding="utf-8") if native.is_file() else ""
     return re.findall(r"^- func: ([a-z]\w*)[.(]", text, re.M)
 
 
@@ -109,7 +109,7 @@ class Commit:
             raise ForkError(f"{folder}: a commit's folder is called NN-name")
         message = folder / "commit.md"
         try:
-            text = message.read_text()
+            text = message.read_text(encoding="utf-8")
         except OSError:
             raise ForkError(f"{folder}: has no commit.md") from None
         parts = re.match(r"---\n(.*?)---\n+# (.+?)\n+(.*)", text, re.S)
@@ -224,7 +224,9 @@ class Stack:
         return [
             f"{path}: {what} is still to do"
             for path in self.overlay_files() + kept
-            for what in dict.fromkeys(todo.findall((self.root / path).read_text(errors="replace")))
+            for what in dict.fromkeys(
+                todo.findall((self.root / path).read_text(errors="replace", encoding="utf-8"))
+            )
         ]
 
     def problems(self) -> list[str]:
@@ -290,8 +292,12 @@ class Stack:
         before = self.tree(commit.number - 1)
         counts: Counter = Counter()
         for path in commit.files:
-            new = Counter(self.file(commit, path).read_text().splitlines())
-            old = Counter(before[path].read_text().splitlines()) if path in before else Counter()
+            new = Counter(self.file(commit, path).read_text(encoding="utf-8").splitlines())
+            old = (
+                Counter(before[path].read_text(encoding="utf-8").splitlines())
+                if path in before
+                else Counter()
+            )
             kind = kind_of(path)
             for line, n in (new - old).items():
                 if "@@ " not in line:
@@ -300,14 +306,16 @@ class Stack:
 
     def earlier(self, commit: Commit) -> int:
         """Lines of the versions that the commit keeps of files that a later commit changes."""
-        return sum(len((commit.folder / p).read_text().splitlines()) for p in commit.kept())
+        return sum(
+            len((commit.folder / p).read_text(encoding="utf-8").splitlines()) for p in commit.kept()
+        )
 
     def debts(self, number: int) -> Counter:
         """The xfails and skips of the overlay after commit `number`, as (path, line) -> count."""
         found: Counter = Counter()
         for path, file in self.tree(number).items():
             if path.startswith(("test/", "torch/testing/")):
-                lines = file.read_text().splitlines()
+                lines = file.read_text(encoding="utf-8").splitlines()
                 ours = (line for line in lines if "@@ " not in line)  # an anchor is upstream's
                 found.update((path, line.strip()) for line in ours if DEBT.search(line))
         return found

@@ -96,7 +96,7 @@ def _overlay(
 
     Where the stack's own version of a file gives what is wanted, it is taken unchanged.
     """
-    versions = {path: stack.file(commit, path).read_text() for path in commit.files}
+    versions = {path: stack.file(commit, path).read_text(encoding="utf-8") for path in commit.files}
     overlay = {p: text for p, text in (before | versions).items() if p not in commit.removes}
     given = _resolve(overlay, upstream)
     for path in sorted({*wanted, *given}):
@@ -129,14 +129,14 @@ def _resolve(overlay: Texts, upstream: Revision) -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as scratch:
         files = {path: Path(scratch, str(i)) for i, path in enumerate(overlay)}
         for path, file in files.items():
-            file.write_text(overlay[path])
+            file.write_text(overlay[path], encoding="utf-8")
         return resolve(files, upstream).written
 
 
 def _known_edit(stack: Stack, place: str, old: str, new: str, upstream: Revision) -> str | None:
     """Returns the stack's version of an edit file that makes `new` of `old`, or None."""
     for commit in (c for c in stack.commits if place in c.files):
-        text = stack.file(commit, place).read_text()
+        text = stack.file(commit, place).read_text(encoding="utf-8")
         edit = Edit.parse(place, text)
         if edit.holds(upstream) and edit.apply(old, upstream) == new:
             return text

@@ -171,7 +171,7 @@ def export(stack: Stack, upstream: Upstream, directory: Path) -> list[str]:
     is replaced; a folder with other files is refused.
     """
     listed = directory / SERIES
-    earlier = {SERIES, *listed.read_text().split()} if listed.is_file() else set()
+    earlier = {SERIES, *listed.read_text(encoding="utf-8").split()} if listed.is_file() else set()
     if directory.exists() and (
         not directory.is_dir() or {f.name for f in directory.iterdir()} - earlier
     ):
@@ -185,5 +185,5 @@ def export(stack: Stack, upstream: Upstream, directory: Path) -> list[str]:
             patch = git.bytes("format-patch", "-1", "--stdout", *FORMAT, revision)
             names.append(f"{commit.number:04}{commit.folder.name[2:]}.patch")
             (out / names[-1]).write_bytes(patch)
-        (out / SERIES).write_text("".join(f"{name}\n" for name in names))
+        (out / SERIES).write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
     return names

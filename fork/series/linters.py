@@ -49,7 +49,11 @@ def requirements(tree: Path) -> list[str]:
             found.update(word for word in command[2:] if re.match(r"[\w.-]+==", word))
     binaries = tree / "tools" / "linter" / "adapters" / "s3_init_config.json"
     if binaries.is_file():
-        url = json.loads(binaries.read_text()).get("clang-format", {}).get("Linux", {})
+        url = (
+            json.loads(binaries.read_text(encoding="utf-8"))
+            .get("clang-format", {})
+            .get("Linux", {})
+        )
         if version := re.search(r"/(\d+\.\d+\.\d+)/clang-format$", url.get("download_url", "")):
             found.add(f"clang-format=={version[1]}")
     return sorted(found)
@@ -57,7 +61,7 @@ def requirements(tree: Path) -> list[str]:
 
 def _config(tree: Path) -> list[dict]:
     try:
-        return tomllib.loads((tree / ".lintrunner.toml").read_text())["linter"]
+        return tomllib.loads((tree / ".lintrunner.toml").read_text(encoding="utf-8"))["linter"]
     except OSError:
         raise ForkError(f"{tree}: has no .lintrunner.toml: not a whole checkout?") from None
 
