@@ -123,7 +123,7 @@ def overlay(tmp_path, **files):
     for path, text in files.items():
         file = tmp_path / "overlay" / path.replace("/", "_")
         file.parent.mkdir(exist_ok=True)
-        file.write_text(text)
+        file.write_text(text, encoding="utf-8")
         tree[path] = file
     return tree
 
@@ -191,12 +191,14 @@ def test_upstream_kinds(source, unpacked, wheel, tmp_path):
     )
     with pytest.raises(ForkError, match="not PyTorch"):
         Upstream(tmp_path)
-    (unpacked / "torch/version.py").write_text("__version__ = '2.13.0+cpu.attn'\n")
+    (unpacked / "torch/version.py").write_text(
+        "__version__ = '2.13.0+cpu.attn'\n", encoding="utf-8"
+    )
     with pytest.raises(ForkError, match="already grafted"):
         Upstream(unpacked)
 
 
 def test_a_broken_wheel_is_named(tmp_path):
-    (tmp_path / "torch.whl").write_text("no zip")
+    (tmp_path / "torch.whl").write_text("no zip", encoding="utf-8")
     with pytest.raises(ForkError, match="torch.whl: not a readable wheel"):
         Upstream(tmp_path / "torch.whl")

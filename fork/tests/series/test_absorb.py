@@ -28,9 +28,9 @@ def put(path, text):
 
 def replace(path, old, new):
     def edit(tree):
-        text = (tree / path).read_text()
+        text = (tree / path).read_text(encoding="utf-8")
         assert old in text
-        (tree / path).write_text(text.replace(old, new))
+        (tree / path).write_text(text.replace(old, new), encoding="utf-8")
 
     return edit
 
@@ -130,7 +130,9 @@ def test_an_edit(repo, branch, name):
         p.relative_to(repo).as_posix() for p in paths if before.get(p) != after.get(p)
     )
     for path, text in expected.items():
-        assert ((repo / path).read_text() if (repo / path).exists() else None) == text
+        assert (
+            (repo / path).read_text(encoding="utf-8") if (repo / path).exists() else None
+        ) == text
     stack = Stack(repo)
     assert stack.problems() == []
     # The commits that the overlay now makes replace the reviewer's, and have the same trees.
@@ -147,7 +149,7 @@ def test_the_list_of_a_commits_files(repo, branch):
         *(CPP, NATIVE),
         *("test/test_new.py", "torch/overrides.edit.py"),
     )
-    assert (repo / FIRST / "torch/overrides.edit.py").read_text() == (
+    assert (repo / FIRST / "torch/overrides.edit.py").read_text(encoding="utf-8") == (
         "# @@ after: torch.bmm: 2,\n    torch.more: 5,\n"
     )
 
@@ -254,7 +256,7 @@ def test_a_message_under_settings_of_git(repo, branch, tmp_path, settings, words
         git(branch, "config", "--unset", key)
     absorb(Stack(repo), branch)
     assert Stack(repo).commit(2).section("Why") == words
-    assert (repo / CPP).read_text() == "int reviewed;\n"
+    assert (repo / CPP).read_text(encoding="utf-8") == "int reviewed;\n"
 
 
 def test_a_message_in_an_unknown_encoding(repo, branch):
@@ -280,13 +282,13 @@ def test_blocks_of_other_releases_stay(repo, checkout):
     write_files(repo, {"torch/overrides.edit.py": edit})
     later = "# @@ only: torch>=2.7\n# @@ after: x\ny\n"
     write_files(repo, {"torch/later.edit.py": later})
-    text = (repo / SECOND / "commit.md").read_text()
+    text = (repo / SECOND / "commit.md").read_text(encoding="utf-8")
     text = text.replace("  - torch/o", "  - torch/later.edit.py\n  - torch/o")
     write_files(repo, {f"{SECOND}/commit.md": text})
     commits(Stack(repo), checkout, "attn")
     amend(checkout, 2, replace(OVERRIDES, "torch.attn: 3,", "torch.attn: 4,\n    torch.more: 5,"))
     assert absorb(Stack(repo), checkout) == ["torch/overrides.edit.py"]
-    assert (repo / "torch/overrides.edit.py").read_text() == edit.replace(
+    assert (repo / "torch/overrides.edit.py").read_text(encoding="utf-8") == edit.replace(
         "torch.attn: 3,", "torch.attn: 4,\n    torch.more: 5,"
     )
 
@@ -424,7 +426,7 @@ def test_another_shape_of_the_stack(repo, branch, name):
     write_files(branch, {FILE: "pass\n"})
     kept = [f"stack/{name}" for name in ("README.md", "results.json", "releases.json")]
     write_files(repo, dict.fromkeys(kept, ""))
-    edits = {path: (repo / path).read_text() for path in (NATIVE, EDIT)}
+    edits = {path: (repo / path).read_text(encoding="utf-8") for path in (NATIVE, EDIT)}
     steps, wanted = SHAPES[name]
     for step in steps:
         git(branch, *step)
@@ -437,7 +439,7 @@ def test_another_shape_of_the_stack(repo, branch, name):
     assert stack.problems() == []
     assert all((repo / path).exists() for path in kept)
     if len(wanted) > 1:  # every edit file is as it was
-        assert edits == {path: (repo / path).read_text() for path in edits}
+        assert edits == {path: (repo / path).read_text(encoding="utf-8") for path in edits}
     # The new stack makes the branch that was absorbed.
     tree = git(branch, "rev-parse", "shaped^{tree}")
     assert absorb(stack, branch) == []

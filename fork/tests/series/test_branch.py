@@ -72,9 +72,9 @@ def test_the_hashes_are_the_same_every_time(repo, source, tmp_path, monkeypatch)
 
 def test_a_changed_stack_moves_the_branch(repo, checkout):
     commits(Stack(repo), checkout, "attn")
-    (repo / CPP).write_text("int changed;\n")
+    (repo / CPP).write_text("int changed;\n", encoding="utf-8")
     commits(Stack(repo), checkout, "attn")
-    assert (checkout / CPP).read_text() == "int changed;\n"
+    assert (checkout / CPP).read_text(encoding="utf-8") == "int changed;\n"
     assert git(checkout, "rev-list", "--count", "main..attn") == "2"
 
 
@@ -119,7 +119,7 @@ def test_a_tree_that_was_left_half_way_to_a_checkout(repo, source):
 @pytest.mark.parametrize("kind", ["source", "checkout"])
 def test_an_anchor_that_fails_half_way(repo, request, kind):
     tree = request.getfixturevalue(kind)
-    (tree / "torch/overrides.py").write_text("table = {}\n")
+    (tree / "torch/overrides.py").write_text("table = {}\n", encoding="utf-8")
     if kind == "checkout":
         git(tree, "commit", "--quiet", "--all", "--message=other")
     line = refusal(repo, tree)
@@ -143,7 +143,7 @@ def test_not_pytorch(repo, checkout, tmp_path):
 
 
 def test_a_dirty_checkout(repo, checkout):
-    (checkout / "test/test_ops.py").write_text("changed\n")
+    (checkout / "test/test_ops.py").write_text("changed\n", encoding="utf-8")
     assert "has changes without a commit, in test/test_ops.py" in refusal(repo, checkout)
     git(checkout, "add", "--all")
     assert "has changes without a commit, in test/test_ops.py" in refusal(repo, checkout)
@@ -172,7 +172,7 @@ def test_somebodys_branch(repo, checkout):
 
 def test_a_commit_that_was_changed_there(repo, checkout):
     commits(Stack(repo), checkout, "attn")
-    (checkout / CPP).write_text("int reviewed;\n")
+    (checkout / CPP).write_text("int reviewed;\n", encoding="utf-8")
     git(checkout, "commit", "--quiet", "--all", "--amend", "--no-edit")
     assert "'[attn 2/2] Do a thing' of attn was changed there" in refusal(repo, checkout)
     git(checkout, "checkout", "--quiet", "main")
@@ -184,7 +184,7 @@ def test_what_absorb_took_over_can_be_made_anew(repo, checkout, what):
     commits(Stack(repo), checkout, "attn")
     text = git(checkout, "log", "-1", "--format=%B")
     if what == "a file":
-        (checkout / CPP).write_text("int reviewed;\n")
+        (checkout / CPP).write_text("int reviewed;\n", encoding="utf-8")
         git(checkout, "add", "--all")
     amended = {"a message": text.replace("because", "as"), "a trailer": f"{text}\nReviewed-by: X"}
     if what == "a commit on top":
@@ -275,7 +275,7 @@ def test_export_is_what_git_am_takes(repo, source, checkout, tmp_path):
     git(checkout, "checkout", "--quiet", "-b", "am", "main")
     names = export(Stack(repo), Upstream(source), tmp_path / "patches")
     assert names == ["0001-implicit.patch", "0002-explicit.patch"]
-    listed = (tmp_path / "patches/series").read_text().split()
+    listed = (tmp_path / "patches/series").read_text(encoding="utf-8").split()
     git(checkout, "am", "--quiet", *(str(tmp_path / "patches" / name) for name in listed))
     assert git(checkout, "rev-parse", "am^{tree}") == git(
         checkout, "rev-parse", f"{made[-1]}^{{tree}}"
@@ -303,7 +303,7 @@ def test_export_replaces_an_export_only(repo, source, tmp_path):
     stale = write_files(out, {"0003-gone.patch": ""}) / "0003-gone.patch"
     with pytest.raises(ForkError, match="is there already, and no earlier export"):
         export(stack, upstream, out)
-    with (out / "series").open("a") as series:
+    with (out / "series").open("a", encoding="utf-8") as series:
         series.write("0003-gone.patch\n")
     export(stack, upstream, out)
     assert not stale.exists()
@@ -317,7 +317,7 @@ def test_export_replaces_an_export_only(repo, source, tmp_path):
 def test_an_export_that_fails_leaves_the_earlier_one(repo, source, tmp_path):
     export(Stack(repo), Upstream(source), tmp_path / "patches")
     before = snapshot(tmp_path / "patches")
-    (source / "torch/overrides.py").write_text("table = {}\n")
+    (source / "torch/overrides.py").write_text("table = {}\n", encoding="utf-8")
     with pytest.raises(ForkError, match="starts 0 lines"):
         export(Stack(repo), Upstream(source), tmp_path / "patches")
     assert snapshot(tmp_path / "patches") == before

@@ -61,10 +61,10 @@ def run(repo, source, tmp_path):
     runner.chmod(0o755)
 
     def run(lints):
-        words.write_text(json.dumps(lints))
+        words.write_text(json.dumps(lints), encoding="utf-8")
         found = lint(source, base.commit, "HEAD~1", tmp_path / "venv", tmp_path / "log")
-        assert "--merge-base-with HEAD~1" in " ".join(json.loads(log.read_text()))
-        assert "--skip=MYPY" in json.loads(log.read_text())
+        assert "--merge-base-with HEAD~1" in " ".join(json.loads(log.read_text(encoding="utf-8")))
+        assert "--skip=MYPY" in json.loads(log.read_text(encoding="utf-8"))
         return found
 
     return run
@@ -136,6 +136,8 @@ def test_a_linter_that_breaks(run):
 
 
 def test_a_lintrunner_that_breaks(run, tmp_path):
-    (tmp_path / "venv/bin/lintrunner").write_text("#!/bin/sh\necho error: no such option; exit 2\n")
+    (tmp_path / "venv/bin/lintrunner").write_text(
+        "#!/bin/sh\necho error: no such option; exit 2\n", encoding="utf-8"
+    )
     with pytest.raises(ForkError, match="lintrunner: error: no such option"):
         run([])

@@ -27,7 +27,7 @@ if pathlib.Path({str(tmp_path)!r}, "fail").exists():
     inner = '#!/bin/sh\nwhile [ "$1" != mmdebstrap ]; do shift; done\nexec "$@"\n'
     tools = {"mmdebstrap": made, "setpriv": inner, "unshare": ""}
     for name, text in tools.items():
-        (folder / name).write_text(text)
+        (folder / name).write_text(text, encoding="utf-8")
         (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
