@@ -9,6 +9,8 @@ ONLY ?=
 # What this make is told is not for a make that a command calls.
 MAKEOVERRIDES =
 unexport ONLY
+# With this, Python does not find fork/ in the folder that it runs in.
+unexport PYTHONSAFEPATH
 
 ifneq ($(BASE),)
 export BASE

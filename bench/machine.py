@@ -54,7 +54,7 @@ def describe(threads: int, with_jax: bool, busy: int = 0) -> dict:
         pass  # without lscpu the processor's name is enough
     caches = ("L1d", "L2", "L3")
     huge = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-    found = re.search(r"\[(\w+)\]", huge.read_text()) if huge.exists() else None
+    found = re.search(r"\[(\w+)\]", huge.read_text(encoding="utf-8")) if huge.exists() else None
     asked = ", asked for" if os.environ.get(HUGE_PAGES) == "1" else ""  # see use_threads
     about = {
         "cpu": cpu.get("Model name") or platform.processor() or platform.machine(),

@@ -137,9 +137,13 @@ def figures() -> list[tuple[str, str, str]]:
     """Of each report in bench/published: path, machine, and whether the kernel is today's."""
     found = []
     for report in sorted((paths.ROOT / PUBLISHED).glob("*.md")):
-        machine = report.read_text().splitlines()[2].partition(";")[0]
+        machine = report.read_text(encoding="utf-8").splitlines()[2].partition(";")[0]
         device, result = report.stem.partition("-")[0], report.with_suffix(".json")
-        known = json.loads(result.read_text()).get("kernel") if result.exists() else None
+        known = (
+            json.loads(result.read_text(encoding="utf-8")).get("kernel")
+            if result.exists()
+            else None
+        )
         state = "this one" if known == kernel(device) else "an older one"
         found.append((f"{PUBLISHED}/{report.name}", machine, state))
     return found
@@ -159,8 +163,8 @@ def measure(venv: Path, out: Path, name: str, publish: bool, command: Sequence[s
         for file in sorted(out.glob(f"{name}*")):
             shutil.copy2(file, kept)
         result = kept / f"{name}.json"
-        named = {"kernel": measured, **json.loads(result.read_text())}
-        result.write_text(json.dumps(named, indent=1) + "\n")
+        named = {"kernel": measured, **json.loads(result.read_text(encoding="utf-8"))}
+        result.write_text(json.dumps(named, indent=1) + "\n", encoding="utf-8")
         console.print(f"{kept.relative_to(paths.ROOT)}: kept for the manual")
     return status
 
@@ -183,7 +187,7 @@ def check(python: Path, log: Path) -> None:
 
 def chosen(own: Iterable[str], tree: Path) -> dict[str, tuple[str, ...]]:
     """Returns as suites the tests on CUDA in the operator's own test files."""
-    texts = {name: (tree / "test" / name).read_text() for name in own}
+    texts = {name: (tree / "test" / name).read_text(encoding="utf-8") for name in own}
     return {name: ("CUDA",) for name, text in texts.items() if HAS_CUDA.search(text)}
 
 

@@ -55,4 +55,4 @@ def borrow(lender: Path, venv: Path) -> None:
         with paths.atomically(venv) as partial:
             new_venv(partial, "--without-pip")  # pip is among the packages
     (own,) = venv.glob("lib/python3*/site-packages")
-    (own / BORROWED).write_text(f"{packages}\n")
+    (own / BORROWED).write_text(f"{packages}\n", encoding="utf-8")

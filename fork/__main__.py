@@ -308,4 +308,6 @@ for file in sorted(paths.ROOT.glob("commands/[!_]*.py")):
 
 
 if __name__ == "__main__":
+    # What the user's encoding lacks is printed as a question mark.
+    sys.stdout.reconfigure(errors="replace")
     main(prog_name="python -m fork")

@@ -51,7 +51,7 @@ def run(command, wrong):
 
 
 def read(path):
-    return path.read_text() if path.exists() else ""
+    return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
 def aside(venv):
@@ -111,13 +111,13 @@ def make_venv(venv, *requirements, check=None):
     with replacing(venv):
         if read(made) != made_here(venv):
             new_venv(venv)
-            made.write_text(made_here(venv))
+            made.write_text(made_here(venv), encoding="utf-8")
         pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
         files = [option for file in requirements for option in ("-r", str(file))]
         run(pip + files, f"{names} cannot be installed")
         if check:
             check(python)
-    stamp.write_text(wanted)
+    stamp.write_text(wanted, encoding="utf-8")
     return python
 
 
@@ -154,8 +154,8 @@ def borrow_venv(venv, check=None):
         for tool in TOOLS:
             (venv / "bin" / tool).symlink_to(tools[tool])
         site = Path(sysconfig.get_path("purelib", "venv", {"base": str(venv)}))
-        (site / BORROWED).write_text("\n".join(lines) + "\n")
-    stamp.write_text(wanted)
+        (site / BORROWED).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    stamp.write_text(wanted, encoding="utf-8")
     return python
 
 

@@ -24,7 +24,7 @@ class Command(click.Command):
 
     def format_epilog(self, ctx, formatter):
         with formatter.section("Example"):
-            formatter.write_text(self.example)
+            formatter.write_text(self.example, encoding="utf-8")
 
 
 class Group(click.Group):

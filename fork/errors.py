@@ -11,6 +11,8 @@ def cause(output):
     for line in lines:
         if "No space left" in line:  # whatever fails after it fails for that reason
             return line
+        if "safe.directory" in line:  # git's own reason stands above it, in the user's language
+            return "it is owned by another user: run this as that user, or first: " + line
     for at, line in enumerate(lines):
         if line.startswith("CMake Error"):  # what is wrong stands in the lines below
             return " ".join(lines[at : at + 3])

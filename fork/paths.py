@@ -33,7 +33,7 @@ def set_up(build: Path, source: Path) -> bool:
     What CMake writes has their absolute paths, so in a copy Ninja would look at the original.
     """
     try:
-        cache = (build / "CMakeCache.txt").read_text()
+        cache = (build / "CMakeCache.txt").read_text(encoding="utf-8")
         places = {"CMAKE_CACHEFILE_DIR": build, "CMAKE_HOME_DIRECTORY": source}
         return (build / "build.ninja").exists() and all(
             place.samefile(re.search(rf"^{name}:INTERNAL=(.*)$", cache, re.M)[1])
@@ -48,7 +48,7 @@ def alone(within: str | Path = "") -> Iterator[None]:
     """Holds the lock of build/ or of a folder in it: the second of two runs waits for the first."""
     folder = BUILD / within
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as lock:
+    with (folder / ".lock").open("wb") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -66,7 +66,7 @@ class Base:
 
     @cached_property
     def _tag(self) -> re.Match:
-        wheel = (self.dist_info / "WHEEL").read_text()
+        wheel = (self.dist_info / "WHEEL").read_text(encoding="utf-8")
         found = re.search(r"^Tag: (\w+-\w+)-\w*linux(?:\d+|_\d+_\d+)?_(\w+)$", wheel, re.M)
         if found is None:
             raise ForkError(f"torch {self.version}: the wheel is not for Linux")
@@ -75,7 +75,7 @@ class Base:
     @property
     def record(self) -> str:
         """Every file with its hash."""
-        return (self.dist_info / "RECORD").read_text()
+        return (self.dist_info / "RECORD").read_text(encoding="utf-8")
 
     def files(self) -> list[str]:
         """The paths of the wheel's files, but for RECORD."""
@@ -98,7 +98,7 @@ class Base:
         """One of the CMake files that the wheel brings, which say how it was compiled."""
         path = self.folder / "torch" / "share" / "cmake" / file
         try:
-            return path.read_text()
+            return path.read_text(encoding="utf-8")
         except OSError:
             raise ForkError(f"torch {self.version}: the wheel has no {path.name}") from None
 

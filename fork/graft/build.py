@@ -83,14 +83,18 @@ class Graft:
         wheels = self.dir / ("wheel-deflated" if compress else "wheel")
         stamp = wheels.with_suffix(".stamp")
         made = sorted(wheels.glob("*.whl"))
-        if len(made) == 1 and stamp.exists() and stamp.read_text() == self.fingerprint:
+        if (
+            len(made) == 1
+            and stamp.exists()
+            and stamp.read_text(encoding="utf-8") == self.fingerprint
+        ):
             return made[0]
         stamp.unlink(missing_ok=True)
         self.make()
         with step("pack the wheel") as doing:
             wheel = pack(self.base, self.stage, wheels, compress)
             doing.done = f"{wheel.name}, {wheel.stat().st_size / 1e6:.0f} MB"
-        stamp.write_text(self.fingerprint)
+        stamp.write_text(self.fingerprint, encoding="utf-8")
         return wheel
 
     def make(self) -> None:
@@ -114,7 +118,7 @@ class Graft:
         no C++: by this line a program that was compiled with another formula is compiled again.
         """
         base = self.base
-        text = (base.folder / VERSION).read_text()
+        text = (base.folder / VERSION).read_text(encoding="utf-8")
         text = text.replace(f"'{base.version}'", f"'{base.grafted_version}'", 1)
         made = f"{LOCAL.replace('.', '_')} = '{self.fingerprint}'\n"
         write_changed(self.stage / VERSION, f"{text.rstrip()}\n{made}".encode())
@@ -154,7 +158,9 @@ class Graft:
             flags = flags.replace(str(place), name)
         found["graft.cmake"] = flags.encode()
         for file in (self.root / "CMakeLists.txt", HERE / "capabilities.cmake", EXPORTS):
-            found[file.name] = re.sub(r"^\s*#.*\n", "", file.read_text(), flags=re.M).encode()
+            found[file.name] = re.sub(
+                r"^\s*#.*\n", "", file.read_text(encoding="utf-8"), flags=re.M
+            ).encode()
         return found
 
     def check_kernels(self) -> None:
@@ -172,7 +178,7 @@ class Graft:
         for made in (self.dir / "cmake").rglob("*.cu.o"):
             made.unlink()
         self.make()
-        return cuda.kernels((self.dir / "ninja.log").read_text())
+        return cuda.kernels((self.dir / "ninja.log").read_text(encoding="utf-8"))
 
     @cached_property
     def fingerprint(self) -> str:
@@ -215,7 +221,7 @@ class Graft:
             target = target_of(path)
             if target is None or not is_source(target):
                 continue
-            if not Edit.parse(path, file.read_text()).holds(self.base.upstream):
+            if not Edit.parse(path, file.read_text(encoding="utf-8")).holds(self.base.upstream):
                 continue
             context = CPP / Path(target).name
             if not context.is_file():
@@ -310,10 +316,13 @@ class Graft:
             "torch/_VF.pyi": "_VariableFunctions.pyi",
             "torch/return_types.pyi": "return_types.pyi",
         }.items():
-            ours = (self.gen / "stubs" / stub).read_text()
+            ours = (self.gen / "stubs" / stub).read_text(encoding="utf-8")
             file = self.stage / place
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text((self.base.folder / place).read_text().rstrip("\n") + "\n\n" + ours)
+            file.write_text(
+                (self.base.folder / place).read_text(encoding="utf-8").rstrip("\n") + "\n\n" + ours,
+                encoding="utf-8",
+            )
 
 
 def check_exports(build: Path, library: str) -> None:
@@ -321,7 +330,9 @@ def check_exports(build: Path, library: str) -> None:
 
     It would stand in front of that one for everything that is loaded after it.
     """
-    nm = re.search(r"^CMAKE_NM:\w+=(.*)$", (build / "CMakeCache.txt").read_text(), re.M)[1]
+    nm = re.search(
+        r"^CMAKE_NM:\w+=(.*)$", (build / "CMakeCache.txt").read_text(encoding="utf-8"), re.M
+    )[1]
     command = [nm, "--dynamic", "--defined-only", "--format=posix", build / library]
     lines = subprocess.check_output(command, text=True).splitlines()
     machines = ctypes.CDLL("libstdc++.so.6")

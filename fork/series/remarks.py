@@ -27,7 +27,7 @@ def review(stack: Stack, tree: Path | None, branch: str, pristine: Callable[[], 
         base, made = commits(stack, tree, branch)
         wanted = folder / "requirements.txt"
         tools = [*linters.requirements(tree), *documentation.requirements(tree)]
-        wanted.write_text("\n".join(tools) + "\n")
+        wanted.write_text("\n".join(tools) + "\n", encoding="utf-8")
         make_venv(venv, wanted)
         git, remarks = Git(tree), 0
         for commit, before, name in zip(stack.commits, [base.commit, *made], made, strict=False):

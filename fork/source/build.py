@@ -95,7 +95,7 @@ def ninja_log(log: Path) -> tuple[int, float]:
     A step counts as it last ran, so it does not matter how often the build was stopped.
     """
     last = {}
-    for line in log.read_text().splitlines():
+    for line in log.read_text(encoding="utf-8").splitlines():
         # Not so the first line, and one that a kill cut short.
         if len(parts := line.split("\t")) == 5:
             start, end, _, output, key = parts
@@ -124,7 +124,7 @@ def left_out(stack: Stack, tree: Path) -> list[str]:
     """
     try:
         files = (tree / "build" / name for name in ("build.ninja", "CMakeCache.txt"))
-        steps, cache = (file.read_text() for file in files)
+        steps, cache = (file.read_text(encoding="utf-8") for file in files)
     except OSError as e:
         lacks = f"has no build/{Path(e.filename).name}"
         raise ForkError(f"{tree}: {lacks}: CMake has not configured it for Ninja") from None

@@ -96,7 +96,7 @@ def _make_tree(tree: Path, pristine: Path, enter: Path) -> None:
 
 
 def _script(place: Path, text: str) -> Path:
-    place.write_text(f"#!/bin/sh\n{text}")
+    place.write_text(f"#!/bin/sh\n{text}", encoding="utf-8")
     place.chmod(0o755)
     return place
 

@@ -1,6 +1,7 @@
 """Tests of the commands, called as a user calls them."""
 
 import json
+import os
 import platform
 import shlex
 import subprocess
@@ -82,7 +83,10 @@ def test_the_example_of_each_command_is_one_that_it_takes(command, monkeypatch):
 
 def test_stack(in_repo):
     commit = in_repo / "stack/01-implicit/commit.md"
-    commit.write_text(commit.read_text().replace("# Do a thing", "# Do [a] thing"))
+    commit.write_text(
+        commit.read_text(encoding="utf-8").replace("# Do a thing", "# Do [a] thing"),
+        encoding="utf-8",
+    )
     code, output = invoke("stack")
     assert code == 0 and "01-implicit Do [a] thing" in output and "02-explicit" in output
 
@@ -107,7 +111,7 @@ def test_commits_export_and_absorb(in_repo, source, tmp_path):
     code, output = invoke("commits", source, "--branch", "review")
     assert code == 0 and "[attn 2/2] Do a thing branch review: 2 commits on torch 2.6.0a0" in output
     assert invoke("absorb", source) == (0, "nothing to absorb")
-    (source / "aten/src/ATen/native/Attn.cpp").write_text("int reviewed;\n")
+    (source / "aten/src/ATen/native/Attn.cpp").write_text("int reviewed;\n", encoding="utf-8")
     git(source, "commit", "--quiet", "--all", "--amend", "--no-edit")
     code, output = invoke("absorb", source)
     assert code == 0 and output.endswith("stack/02-explicit/commit.md 3 files changed")
@@ -125,7 +129,9 @@ def test_review(in_repo, source, monkeypatch, found, pages):
         seen.append((git(tree, "rev-parse", "HEAD~1"), before))
         return found if len(seen) == 2 else []
 
-    monkeypatch.setattr(remarks, "make_venv", lambda venv, file: seen.clear() or file.read_text())
+    monkeypatch.setattr(
+        remarks, "make_venv", lambda venv, file: seen.clear() or file.read_text(encoding="utf-8")
+    )
     monkeypatch.setattr(linters, "requirements", lambda tree: ["ruff==0.7.4"])
     monkeypatch.setattr(linters, "lint", lint)
     monkeypatch.setattr(documentation, "requirements", lambda tree: ["sphinx==5.0.0"])
@@ -167,7 +173,7 @@ def test_check(in_repo, source, wheel, unpacked):
         "check", "--upstream", source, "--upstream", wheel, "--upstream", unpacked
     )
     assert code == 0 and output.count("all anchors match") >= 3
-    (source / "torch/overrides.py").write_text("")
+    (source / "torch/overrides.py").write_text("", encoding="utf-8")
     code, output = invoke("check", "--upstream", source)
     assert code == 1
     assert (
@@ -180,7 +186,10 @@ def test_check_says_what_it_cannot_try(in_repo, source, wheel):
     edited = "test/test_ops.edit.py"
     write_files(in_repo, {edited: "# @@ before: pass\nours\n"})
     commit = in_repo / "stack/02-explicit/commit.md"
-    commit.write_text(commit.read_text().replace("  - torch/", f"  - {edited}\n  - torch/"))
+    commit.write_text(
+        commit.read_text(encoding="utf-8").replace("  - torch/", f"  - {edited}\n  - torch/"),
+        encoding="utf-8",
+    )
     code, output = invoke("check", "--upstream", source, "--upstream", wheel)
     assert code == 0
     assert "(source pytorch): all anchors match torch 2.13.0" in output
@@ -188,7 +197,7 @@ def test_check_says_what_it_cannot_try(in_repo, source, wheel):
 
 
 def test_check_of_an_unsound_stack(in_repo):
-    (in_repo / "torch/stray.py").write_text("x")
+    (in_repo / "torch/stray.py").write_text("x", encoding="utf-8")
     code, output = invoke("check")
     assert code == 1 and "torch/stray.py: no commit of the stack claims this file" in output
 
@@ -360,7 +369,7 @@ def test_a_commit_that_makes_the_same_is_not_run_again(runner):
     runner.makes |= {"03-op": "m1", "04-kernel": "m2"}
     invoke("test-stack")
     runner.commits()
-    (paths.ROOT / "CMakeLists.txt").write_text("# more")
+    (paths.ROOT / "CMakeLists.txt").write_text("# more", encoding="utf-8")
     runner.makes["04-kernel"] = "m3"
     code, output = invoke("test-stack")
     assert (code, runner.commits()) == (0, ["02-script", "04-kernel", "05-vmap"])
@@ -371,10 +380,10 @@ def test_a_commit_that_makes_the_same_is_not_run_again(runner):
 
 def test_what_passed_is_run_again_where_it_changes(runner):
     invoke("test-stack")
-    kept = (paths.ROOT / "stack/results.json").read_text()
+    kept = (paths.ROOT / "stack/results.json").read_text(encoding="utf-8")
     assert len(kept.splitlines()) == 5 + 2  # a line for each commit, and two braces
     runner.commits()
-    (paths.ROOT / "aten/src/ATen/native/cpu/Attn.h").write_text("// faster\n")
+    (paths.ROOT / "aten/src/ATen/native/cpu/Attn.h").write_text("// faster\n", encoding="utf-8")
     code, output = invoke("test-stack", "--minutes", 0)
     assert (code, runner.commits()) == (0, [])
     assert output.count("to be run again") == 2
@@ -423,14 +432,16 @@ def test_a_commit_begins_only_if_it_is_likely_to_end_in_time(runner, monkeypatch
     # The estimate for any other is as long as the third one took.
     assert (invoke("test-stack", "--minutes", 8)[0], runner.commits()) == (0, [])
     assert (invoke("test-stack")[0], runner.commits()) == (0, ["04-kernel", "05-vmap"])
-    (paths.ROOT / "torch/attn.py").write_text("changed = True\n")
+    (paths.ROOT / "torch/attn.py").write_text("changed = True\n", encoding="utf-8")
     assert invoke("test-stack", "--minutes", 3)[0] == 0
     assert runner.commits() == ["04-kernel", "05-vmap"]
 
 
 def test_a_plan_that_names_no_file_is_one_error(runner):
     plan = paths.ROOT / "stack/04-kernel/commit.md"
-    plan.write_text(plan.read_text().replace("test_attn.py", "test_attm.py"))
+    plan.write_text(
+        plan.read_text(encoding="utf-8").replace("test_attn.py", "test_attm.py"), encoding="utf-8"
+    )
     wrong = "error: stack/04-kernel: its test plan names test/test_attm.py, "
     for command in ("check", "test-stack"):
         code, output = invoke(command)
@@ -613,7 +624,8 @@ def test_bench(tmp_path, monkeypatch, args, status, kept):
             "out = pathlib.Path(sys.argv[2]); out.mkdir(parents=True)\n"
             f"for name in {names}:\n"
             "    (out / name).write_text(json.dumps({'args': sys.argv[3:]}))\n"
-            f"sys.exit({status})\n"
+            f"sys.exit({status})\n",
+            encoding="utf-8",
         )
     python = tmp_path / "build/venv-bench/bin/python"
     python.parent.mkdir(parents=True)
@@ -628,11 +640,11 @@ def test_bench(tmp_path, monkeypatch, args, status, kept):
     result = scripts[script][0]
     # Random shapes for two minutes, unless the arguments say otherwise.
     sweep = ["--sweep", "120"] if script == "bench" else []
-    measured = json.loads((tmp_path / "build" / script / result).read_text())
+    measured = json.loads((tmp_path / "build" / script / result).read_text(encoding="utf-8"))
     assert measured == {"args": sweep + passed}
     assert sorted(f.name for f in tmp_path.glob("bench/published/*")) == kept
     if kept:  # the file then says which kernel was measured
-        published = json.loads((tmp_path / "bench/published" / result).read_text())
+        published = json.loads((tmp_path / "bench/published" / result).read_text(encoding="utf-8"))
         assert published == {"kernel": "a hash", **measured}
 
 
@@ -657,7 +669,7 @@ def test_published_figures_say_of_which_kernel_they_are(tmp_path, monkeypatch, c
         kept = {f"{device}.json": result, f"{device}.md": report, f"{device}-lost.md": report}
         write_files(root / "bench/published", kept)
     if changed:
-        (root / changed).write_text("changed\n")
+        (root / changed).write_text("changed\n", encoding="utf-8")
     machine = "A CPU, 1 of 2 cores"
     found = {Path(path).stem: of for path, *of in benchmark.figures()}
     assert found == {
@@ -705,3 +717,14 @@ def test_what_make_is_told_is_not_for_a_make_that_a_command_calls(tmp_path):
     said = subprocess.run([*command, "BASE=2.6.0"], cwd=ROOT, capture_output=True, text=True).stdout
     assert said.split(";") == ["-m fork.bootstrap test --only fork", " ", ANY, " 2.6.0\n"]
     assert "ONLY" not in said.partition(";")[2]
+
+
+@pytest.mark.parametrize("command", [["make", "lint"], [ROOT / ".ci/run", "--record"]])
+def test_a_clone_finds_its_own_modules_where_python_keeps_the_folder_out(tmp_path, command):
+    said = f"#!/bin/sh\n{sys.executable} -c 'import fork.bootstrap' && echo found\n"
+    tools = ("python3", "apt-get", "dpkg-source")  # CI looks for these, and calls the first
+    for tool in write_files(tmp_path, dict.fromkeys(tools, said)).iterdir():
+        tool.chmod(0o755)
+    env = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "PYTHONSAFEPATH": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.stdout.endswith("found\n"), done.stderr

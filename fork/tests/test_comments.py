@@ -12,7 +12,7 @@ SOURCES = sorted(
     for root in (ROOT, *(ROOT / "stack").iterdir())
     for file in (root / NATIVE).rglob("Attn*")
 )
-TEXTS = {path: (ROOT / path).read_text() for path in SOURCES}
+TEXTS = {path: (ROOT / path).read_text(encoding="utf-8") for path in SOURCES}
 MATHS = {"exp", "log", "tanh"}  # functions that formulas name
 # A name in a comment: words in backquotes, a call, a member, which ends with an underscore, or a
 # constant in capitals.

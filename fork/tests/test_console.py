@@ -46,7 +46,7 @@ def test_the_cause(tmp_path, printed, words):
 def test_lines_are_seen_and_kept(tmp_path):
     seen = []
     run([sys.executable, "-c", "print('a\\nb')"], tmp_path / "log", "it broke", line=seen.append)
-    assert seen == ["a\n", "b\n"] and (tmp_path / "log").read_text() == "a\nb\n"
+    assert seen == ["a\n", "b\n"] and (tmp_path / "log").read_text(encoding="utf-8") == "a\nb\n"
 
 
 def test_a_missing_command(tmp_path):

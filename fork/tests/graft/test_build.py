@@ -112,7 +112,7 @@ def test_a_packed_wheel_installs_and_uninstalls_clean(wheel, unpacked, tmp_path)
     install(made, "first", env)  # it is installed: this does nothing
 
     # The next install was killed: half of torch is left, and what pip had renamed.
-    (env / ".graft-installed").write_text(UNDER_WAY)
+    (env / ".graft-installed").write_text(UNDER_WAY, encoding="utf-8")
     (site / "torch").rename(site / "~orch")
     (site / "torch-2.13.0+cpu.attn.dist-info/RECORD").unlink()
     install(made, "second", env)
@@ -155,7 +155,7 @@ def test_a_graft_is_exchanged_for_another(wheel, unpacked, tmp_path):
         next(exchanged.glob("lib/python3*/site-packages/torch/same.py")).stat().st_mtime_ns == same
     )
     assert exchange(second, exchanged) and second.made == 1  # it is installed: this does nothing
-    (exchanged / ".graft-installed").write_text(UNDER_WAY)
+    (exchanged / ".graft-installed").write_text(UNDER_WAY, encoding="utf-8")
     assert not exchange(first, exchanged)  # the last one was killed half way
     pip = [exchanged / "bin/python", "-m", "pip", "-q", "uninstall", "-y", "torch"]
     subprocess.run(pip, check=True)
@@ -191,7 +191,7 @@ def test_install_beside_borrowed_packages(unpacked, tmp_path, monkeypatch):
     site = next((tmp_path / "env").glob("lib/python3*/site-packages"))
     assert (site / "nvidia").readlink() == host / "nvidia"
     assert not (site / "absent").exists()
-    first, *_, last = (site / "borrowed.pth").read_text().splitlines()
+    first, *_, last = (site / "borrowed.pth").read_text(encoding="utf-8").splitlines()
     assert (first, last) == (str(host), str(ROOT / "fork/suites/stand_ins"))
     code = "import click, torch; print(torch.__file__)"
     found = subprocess.check_output([python, "-I", "-c", code], text=True)
@@ -217,7 +217,7 @@ def test_an_environment_that_moved_is_made_anew(tmp_path, borrowed):
     first.rename(second)
     make(second)
     assert not (second / "kept").exists()
-    assert str(first) not in (second / "bin" / "activate").read_text()
+    assert str(first) not in (second / "bin" / "activate").read_text(encoding="utf-8")
 
 
 def files(folder: Path) -> set[Path]:
@@ -266,7 +266,9 @@ def test_an_installed_base(installed, tmp_path):
 def test_an_installed_base_that_is_replaced_is_grafted_anew(installed, tmp_path):
     prints = []
     for hashed in ("", "torch/new.py,sha256=1,1\n"):
-        with (installed / "torch-2.13.0+cpu.dist-info/RECORD").open("a") as record:
+        with (installed / "torch-2.13.0+cpu.dist-info/RECORD").open(
+            "a", encoding="utf-8"
+        ) as record:
             record.write(hashed)
         prints.append(Graft(Stack(ROOT), bases.get("installed", tmp_path)).fingerprint)
     assert prints[0] != prints[1]
@@ -398,7 +400,7 @@ def version_of(repo: Path, base: Path, commit: int | None = None) -> str:
     """Returns what the version file of a graft says."""
     graft = Graft(Stack(repo), Base(base), commit)
     graft.stage_version()
-    return (graft.stage / "torch/version.py").read_text()
+    return (graft.stage / "torch/version.py").read_text(encoding="utf-8")
 
 
 def test_the_version_file_says_what_a_graft_is_made_of(repo, unpacked):
@@ -426,11 +428,11 @@ def test_the_version_file_says_what_a_graft_is_made_of(repo, unpacked):
         formulas,
         "CMakeLists.txt",
     ):
-        with (repo / seen).open("a") as file:
+        with (repo / seen).open("a", encoding="utf-8") as file:
             file.write("# more\n")
         assert (now := version_of(repo, unpacked)) not in said, seen
         said.add(now)
-    with (unpacked / f"{DIST_INFO}/RECORD").open("a") as file:
+    with (unpacked / f"{DIST_INFO}/RECORD").open("a", encoding="utf-8") as file:
         file.write("torch/new.py,sha256=1,1\n")
     assert version_of(repo, unpacked) not in said
 
@@ -472,7 +474,7 @@ def test_a_build_folder_is_of_its_place(tmp_path, unpacked, monkeypatch, change)
         graft.dir.mkdir(parents=True, exist_ok=True)
         with step("compile") as doing:
             graft.compile(doing)
-        return (graft.dir / "cmake" / "word").read_text()
+        return (graft.dir / "cmake" / "word").read_text(encoding="utf-8")
 
     assert made_in(write_files(first, files)) == "old"
     if change == "moved":
@@ -484,8 +486,8 @@ def test_a_build_folder_is_of_its_place(tmp_path, unpacked, monkeypatch, change)
         shutil.copytree(first, second)
     if change == "half set up":
         for cache in second.rglob("CMakeCache.txt"):
-            cache.write_text("")
-    (second / "word.txt").write_text("new")
+            cache.write_text("", encoding="utf-8")
+    (second / "word.txt").write_text("new", encoding="utf-8")
     assert made_in(second) == "new"
     assert made_in(second) == "new"  # and does nothing
 
@@ -512,7 +514,7 @@ def test_no_symbol_of_the_cpp_library_is_exported(tmp_path, options):
         ForkError, match=r"^libheld.so exports \d+ symbols of the C\+\+ library, _Z"
     ):
         check_exports(tmp_path, library.name)
-    text = (ROOT / "CMakeLists.txt").read_text()
+    text = (ROOT / "CMakeLists.txt").read_text(encoding="utf-8")
     (found,) = re.findall(r"^add_link_options\((.*)\)$", text, re.M)
     ours = found.replace("LINKER:", "-Wl,").replace("${exports}", str(EXPORTS)).split()
     subprocess.run([*command, *ours], check=True)
@@ -550,7 +552,7 @@ def test_no_network(tmp_path, monkeypatch):
 def test_anchors_of_what_may_not_be_installed(tmp_path, monkeypatch):
     """Constraints of pip forbid an installation, but not this download."""
     release = releases.RELEASES[-1]["torch"]
-    (tmp_path / "constraints.txt").write_text(f"torch<{release}")
+    (tmp_path / "constraints.txt").write_text(f"torch<{release}", encoding="utf-8")
     name = f"torch-{release}-cp311-none-macosx_11_0_arm64.whl"
     with WheelFile(tmp_path / name, "w") as out:
         metadata = f"Metadata-Version: 2.1\nName: torch\nVersion: {release}\n"
@@ -707,7 +709,7 @@ def test_the_wheels_headers_have_our_operators(grafted):
     assert f"{include}ATen/ops/attn.h" in names
     for name, text in header.items():
         assert text.count(MERGED[name]) == 1, name
-        old = (graft.base.folder / include / name).read_text()
+        old = (graft.base.folder / include / name).read_text(encoding="utf-8")
         assert lines_added(old, text), f"{name}: the wheel's own lines stay as they are"
     # This header stays: libtorch_cpu was compiled with the numbers that it gives to strings.
     interned = "torch/include/ATen/core/aten_interned_strings.h"
@@ -750,7 +752,9 @@ def test_a_page_quotes_the_number_of_files_that_a_graft_prints(grafted, page, tm
     graft = Graft(Stack(ROOT), grafted[0].base)
     graft.stage = tmp_path  # so that the wheel's own stage stays as it is
     quoted = re.findall(
-        r"^\+ overlay, commit (.*), on .*: (\d+) files", (ROOT / page).read_text(), re.M
+        r"^\+ overlay, commit (.*), on .*: (\d+) files",
+        (ROOT / page).read_text(encoding="utf-8"),
+        re.M,
     )
     assert quoted == [(graft.commit.folder.name, str(len(graft.resolve())))]
 
@@ -764,7 +768,7 @@ def test_nothing_is_done_twice(grafted, monkeypatch):
 def test_a_file_changed_while_compiling_makes_the_next_graft_compile_again(grafted, tmp_path):
     graft, _ = grafted
     kernel = "aten/src/ATen/native/Attn.cpp"
-    (tmp_path / "Attn.cpp").write_text("int edited;\n")
+    (tmp_path / "Attn.cpp").write_text("int edited;\n", encoding="utf-8")
     running, following = (Graft(Stack(ROOT), graft.base) for _ in range(2))
     before = running.fingerprint
     for each in (running, following):

@@ -27,7 +27,7 @@ if pathlib.Path({str(tmp_path)!r}, "fail").exists():
     inner = '#!/bin/sh\nwhile [ "$1" != mmdebstrap ]; do shift; done\nexec "$@"\n'
     tools = {"mmdebstrap": made, "setpriv": inner, "unshare": ""}
     for name, text in tools.items():
-        (folder / name).write_text(text)
+        (folder / name).write_text(text, encoding="utf-8")
         (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
@@ -54,7 +54,7 @@ def test_a_build_of_another_place_is_removed(tmp_path, machine):
     build.mkdir()
     names = {"CMAKE_CACHEFILE_DIR": build, "CMAKE_HOME_DIRECTORY": build.parent}
     cache = "".join(f"{name}:INTERNAL={place}\n" for name, place in names.items())
-    (build / "CMakeCache.txt").write_text(cache)
+    (build / "CMakeCache.txt").write_text(cache, encoding="utf-8")
     (build / "build.ninja").touch()
     in_debian(folder, tmp_path / "source")
     assert build.exists()
