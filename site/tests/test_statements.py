@@ -1,0 +1,70 @@
+"""What the pages and docstrings say of the operator is so, and the same wherever it is said."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from test_code import PAGES, name, prose
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCSTRINGS = ROOT / "torch/_torch_docs.edit.py"
+RING = ROOT / "torch/distributed/tensor/experimental/_attn_ring.py"
+# These speak of tests and of commits, and promise nothing of the operator.
+OF_TESTS = {"site/testing.md", "site/stack.md"}
+BITS = (r"(?<!\d )\bbits\b", r"\bthreads\b")  # of a result; a vector has a number of them
+
+
+def strings(file):
+    """The strings of a Python file, docstrings among them."""
+    nodes = ast.walk(ast.parse(file.read_text()))
+    return [x.value for x in nodes if isinstance(x, ast.Constant) and isinstance(x.value, str)]
+
+
+TEXTS = {name(page): prose(page) for page in PAGES}
+TEXTS |= {name(file): "\n\n".join(strings(file)) for file in (DOCSTRINGS, RING)}
+
+
+def paragraphs(text, *patterns):
+    """The paragraphs, each in one line, that have all of the patterns."""
+    found = (" ".join(part.split()) for part in re.split(r"\n\s*\n|^\s*- ", text, flags=re.M))
+    return [part for part in found if all(re.search(pattern, part) for pattern in patterns)]
+
+
+def width():
+    """Inputs with more columns have no kernel."""
+    header = (ROOT / "aten/src/ATen/native/cpu/AttnKernel.h").read_text()
+    return re.search(r"ATTN_MAX_WIDTH = (\d+)", header)[1]
+
+
+@pytest.mark.parametrize("page", TEXTS.keys() - OF_TESTS)
+def test_equal_bits_are_promised_where_there_is_a_kernel(page):
+    """matmul's bits, and so those of composed inputs, depend on threads, strides and the batch."""
+    assert [
+        x for x in paragraphs(TEXTS[page], *BITS) if not re.search(rf"\b{width()}\b|Elsewhere", x)
+    ] == []
+
+
+def test_promises_of_equal_bits_are_seen():
+    seen = {page for page, text in TEXTS.items() if paragraphs(text, *BITS)}
+    assert seen - OF_TESTS == {
+        *("docs/source/notes/attn_operator.md", "docs/source/notes/attn_output.md"),
+        *("site/ring.md", name(DOCSTRINGS), name(RING)),
+    }
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_the_width_of_the_kernels(page):
+    said = re.findall(r"(?:more than|at most|above|up to) (\d+)\s+columns", TEXTS[page])
+    assert {*said} <= {width()}
+
+
+def test_what_takes_the_whole_matrix():
+    """test_memory of test_attn_output_second_order_kernel.py measures that the others don't."""
+    (said,) = paragraphs(TEXTS[name(DOCSTRINGS)], "whole matrix")
+    composed = re.search(r"[^.:]*whole matrix[^.]*", said)[0]
+    for what in ("complex", "another device", f"{width()} columns", "third derivatives"):
+        assert what in composed
+    assert "second" not in composed
