@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 from test_code import PAGES, name, prose
 
+from fork.overlay import Stack
+
 ROOT = Path(__file__).resolve().parents[2]
+COMMITS = Stack(ROOT).commits
+KERNEL = ROOT / "aten/src/ATen/native/cpu"
 DOCSTRINGS = ROOT / "torch/_torch_docs.edit.py"
 RING = ROOT / "torch/distributed/tensor/experimental/_attn_ring.py"
 # These speak of tests and of commits, and promise nothing of the operator.
@@ -33,10 +37,15 @@ def paragraphs(text, *patterns):
     return [part for part in found if all(re.search(pattern, part) for pattern in patterns)]
 
 
+def constant(file, name):
+    """A constant of the kernel, as AVX-512 has it."""
+    value = re.search(rf"\b{name} = ([^;]+);", (KERNEL / file).read_text())[1]
+    return str(int(eval(value, {"LANES": 16})))
+
+
 def width():
     """Inputs with more columns have no kernel."""
-    header = (ROOT / "aten/src/ATen/native/cpu/AttnKernel.h").read_text()
-    return re.search(r"ATTN_MAX_WIDTH = (\d+)", header)[1]
+    return constant("AttnKernel.h", "ATTN_MAX_WIDTH")
 
 
 @pytest.mark.parametrize("page", TEXTS.keys() - OF_TESTS)
@@ -68,3 +77,21 @@ def test_what_takes_the_whole_matrix():
     for what in ("complex", "another device", f"{width()} columns", "third derivatives"):
         assert what in composed
     assert "second" not in composed
+
+
+@pytest.mark.parametrize(
+    ("commit", "says", "file", "name"),
+    [
+        ("18-cpu-forward", r"more than (\d+) columns", "AttnKernel.h", "ATTN_MAX_WIDTH"),
+        ("21-cpu-small-shapes", r"up to (\d+) rows of floats", "AttnDot.h", "MAX_ROWS"),
+        ("21-cpu-small-shapes", r"up to (\d+), `q` is transposed", "AttnScores.h", "FEW_ROWS"),
+        ("33-attn-output-inductor", r"`d` and `e` up to (\d+)", "AttnKernel.h", "ATTN_MAX_WIDTH"),
+    ],
+)
+def test_a_message_has_the_constants_of_the_code(commit, says, file, name):
+    (message,) = (c.body for c in COMMITS if c.folder.name == commit)
+    assert re.findall(says, " ".join(message.split())) == [constant(file, name)]
+
+
+def test_no_message_ends_the_series_but_the_last():
+    assert [str(c) for c in COMMITS[:-1] if re.search(r"\bends th(is|e) series", c.body)] == []
