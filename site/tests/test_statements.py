@@ -95,3 +95,26 @@ def test_a_message_has_the_constants_of_the_code(commit, says, file, name):
 
 def test_no_message_ends_the_series_but_the_last():
     assert [str(c) for c in COMMITS[:-1] if re.search(r"\bends th(is|e) series", c.body)] == []
+
+
+def test_where_the_bits_of_the_package_differ():
+    """Each capability in which the package's column differs from the fork's is excepted."""
+    (said,) = paragraphs(TEXTS["site/ways.md"], "same bits")
+    for what in ("AMX", "forward AD", "second derivatives"):
+        assert what in said
+
+
+def test_the_rules_of_error():
+    """The page names each factor of an error that a test allows."""
+    tests = "".join(file.read_text() for file in sorted((ROOT / "test").glob("test_attn*.py")))
+    factors = re.findall(r"([\d.]+) \* \(?(?:y - z\)\.norm|abs\(plain|plain\))", tests)
+    words = {"2": "twice", "1.5": "one and a half times"}
+    (said,) = paragraphs(TEXTS["site/testing.md"], "error of the plain computation")
+    assert {words[factor] for factor in factors} == {x for x in words.values() if x in said}
+
+
+def test_what_can_be_sent_upstream():
+    """PyTorch takes what a person answers for: wherever the sending is spoken of, it says so."""
+    for page, said in (("README.md", "can be sent upstream"), ("site/stack.md", "## Sending it")):
+        _, _, rest = TEXTS[page].partition(said)
+        assert "a person who answers for it" in " ".join(rest.split())[:400]
