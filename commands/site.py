@@ -22,7 +22,7 @@ VENV = paths.BUILD / "venv-site"
 TESTS = paths.ROOT / "site" / "tests"
 # These test the pages by themselves, and the pages in a browser.
 PARTS = {
-    "pages": [TESTS / "test_code.py", TESTS / "test_pages.py"],
+    "pages": [TESTS / f"test_{name}.py" for name in ("code", "figures", "pages", "statements")],
     "browser": [TESTS / "test_site.py"],
 }
 # These test the results of the lessons, which must have been run.

@@ -182,6 +182,7 @@ class TestAttnOutputCompile(TestCase):
             self.assert_compiled(output, inputs, NEW_STEP, wanted=INPUTS)
             inputs, _ = sized(2, 3, d + (d > 1), e + (e > 1)).make(device, torch.float)
             self.assert_compiled(output, inputs, OLD_STEP, wanted=INPUTS)
+            self.assert_compiled(output, inputs, NEW)
 
     def test_off(self, device):
         inputs, _ = CASE.make(device, torch.float)

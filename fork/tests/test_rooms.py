@@ -134,6 +134,17 @@ def test_a_rooms_door(room):
     assert not unused, f"nobody uses {sorted(unused)}"
 
 
+@pytest.mark.parametrize("room", (*ROOMS, None))
+def test_the_readme_names_what_a_room_holds(room):
+    """A row for each room; what is below all of them stands in a paragraph."""
+    parts = re.split(r"\n(?=\| `)|\n\n", (ROOT / "fork" / "README.md").read_text(encoding="utf-8"))
+    begins = f"| `{room}/`" if room else "A room imports from"
+    (told,) = (part for part in parts if part.startswith(begins) and "what flows" not in part)
+    inside = [f.name for m, f in modules(ROOT).items() if room_of(m) == room]
+    hidden = {"__init__.py", "__main__.py"}
+    assert [name for name in inside if name not in hidden and f"`{name}`" not in told] == []
+
+
 def test_each_module_says_its_job_in_a_line():
     for module, file in modules(ROOT).items():
         doc = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))

@@ -500,8 +500,10 @@ def attn_output_ring(
 
     Returns:
         ``(*, m, e)``, and its first and second derivatives. All have the same bits for any
-        number of ranks, any shards and any number of threads. In ``bfloat16`` and ``half``
-        a block's part of a sum is rounded, and the sum is in ``float``.
+        number of ranks, any shards and any number of threads, for real inputs of at most
+        1024 columns on a CPU; elsewhere that depends on :func:`torch.matmul`. In
+        ``bfloat16`` and ``half`` a block's part of a sum is rounded, and the sum is in
+        ``float``.
 
     Raises:
         ValueError: on all ranks, if the ranks don't agree on what they compute, or one has
