@@ -435,7 +435,7 @@ def _ring(
     the others waiting. So they tell each other errors as well, and all raise the same one.
     """
     rank = dist.get_rank(group)
-    mine: dict[str, Any] | str
+    mine: Any
     try:
         tensors, mine = _prepare(tensors, options)
     except Exception as e:
