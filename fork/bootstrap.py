@@ -26,6 +26,9 @@ TOOLS = ("cmake", "ninja")
 BORROWED = "borrowed.pth"
 # With this variable, `python -m fork` checks the arguments of a command, and does not run it.
 ONLY_CHECKS = "FORK_ONLY_CHECKS"
+# Where nothing answers, pip would try for two minutes, and then ask for its own newest version.
+os.environ.setdefault("PIP_RETRIES", "1")
+os.environ.setdefault("PIP_DISABLE_PIP_VERSION_CHECK", "1")
 
 
 def check_machine():
@@ -112,7 +115,7 @@ def make_venv(venv, *requirements, check=None):
         if read(made) != made_here(venv):
             new_venv(venv)
             made.write_text(made_here(venv), encoding="utf-8")
-        pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+        pip = [str(python), "-m", "pip", "install", "-q"]
         files = [option for file in requirements for option in ("-r", str(file))]
         run(pip + files, f"{names} cannot be installed")
         if check:

@@ -1,5 +1,10 @@
 """The exception that a user is meant to see, and the line of a tool's output that says why."""
 
+import re
+
+# What pip says of a try that failed: why.
+FAILED_TRY = re.compile(r"Retrying .*connection broken by '(.*)': ")
+
 
 class ForkError(Exception):
     """Bad input or a missing tool; the message is one clear line for the user."""
@@ -17,6 +22,9 @@ def cause(output):
         if line.startswith("CMake Error"):  # what is wrong stands in the lines below
             return " ".join(lines[at : at + 3])
         if "error:" in line.lower() or line.startswith(("ERROR", "E: ")):
-            offline = any("Retrying" in earlier for earlier in lines[:at])
-            return "no network? " + line if offline else line
+            tries = [earlier for earlier in lines[:at] if "Retrying" in earlier]
+            if not tries:
+                return line
+            why = FAILED_TRY.search(tries[-1])
+            return f"no network? {line}" + (f" ({why[1]})" if why else "")
     return lines[-1] if lines else ""

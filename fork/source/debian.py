@@ -97,6 +97,10 @@ def private_apt(part: Path, uri: str) -> list[str]:
     (part / "apt.conf").write_text(
         "#clear APT::Update;\n"
         'APT::Update::Error-Mode "any";\n'
+        # An archive or a proxy that says nothing is tried twice, as by pip: in half a minute.
+        'Acquire::Retries "1";\n'
+        'Acquire::http::Timeout "15";\n'
+        'Acquire::https::Timeout "15";\n'
         f'Dir::Etc::SourceList "{part}/debian.sources";\n'
         'Dir::Etc::SourceParts "-";\n'
         f'Dir::State::Lists "{part}/lists";\n'

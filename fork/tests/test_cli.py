@@ -144,6 +144,38 @@ def test_review(in_repo, source, monkeypatch, found, pages):
     assert git(source, "symbolic-ref", "--short", "HEAD") == "attn"
 
 
+@pytest.mark.parametrize(
+    "fails, branch",
+    [
+        ("linters.requirements", "main"),
+        ("documentation.requirements", "main"),
+        ("make_venv", "main"),
+        ("linters.lint", "attn"),
+        ("documentation.lint", "attn"),
+    ],
+)
+def test_a_review_that_fails_leaves_the_checkout_on_a_branch(
+    in_repo, checkout, monkeypatch, fails, branch
+):
+    """It is the one that was checked out, until all that the review needs is there."""
+
+    def fail(*_):
+        raise ForkError("it fails")
+
+    for name in ("linters.requirements", "linters.lint", "documentation.requirements"):
+        monkeypatch.setattr(f"fork.series.{name}", lambda *_: [])
+    monkeypatch.setattr("fork.series.documentation.lint", lambda *_: [])
+    monkeypatch.setattr(remarks, "make_venv", lambda *_: None)
+    room, _, name = fails.rpartition(".")
+    modules = {"": remarks, "linters": linters, "documentation": documentation}
+    monkeypatch.setattr(modules[room], name, fail)
+    status, output = invoke("review", "--upstream", checkout)
+    assert status == 1 and output.endswith("error: it fails")
+    assert git(checkout, "symbolic-ref", "--short", "HEAD") == branch
+    branches = git(checkout, "branch", "--format=%(refname:short)").split()
+    assert branches == sorted({"main", branch})
+
+
 @pytest.mark.parametrize("failed", [False, True])
 def test_source(in_repo, source, tmp_path, monkeypatch, failed):
     calls = []

@@ -29,6 +29,11 @@ from fork.errors import ForkError
             "it broke: no network? ERROR: nothing found",
         ),
         (
+            "WARNING: Retrying (4) after connection broken by 'Late(\"host 'a.org': late\")': /x/\n"
+            "ERROR: nothing found",
+            "it broke: no network? ERROR: nothing found (Late(\"host 'a.org': late\"))",
+        ),
+        (
             "CMake Error at a:4:\n  no compiler\n  set CXX\nmore",
             "CMake Error at a:4: no compiler set CXX",
         ),

@@ -1,10 +1,12 @@
 """Tests of the graft's steps on small inputs, and of the wheel that it made of the tip."""
 
+import contextlib
 import csv
 import os
 import platform
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import venv
@@ -547,6 +549,27 @@ def test_no_network(tmp_path, monkeypatch):
         ForkError, match=r"torch 2.13.0 for this Python \(cp3\d+\) cannot be downloaded: ERROR"
     ):
         bases.get("2.13.0", tmp_path)
+
+
+def test_a_proxy_that_says_nothing_is_asked_twice(tmp_path):
+    """Pip would ask it six times, for two minutes. It is told so only if the user says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        mine = {name: text for name, text in os.environ.items() if not name.startswith("PIP_")}
+        settings = {"CONFIG_FILE": os.devnull, "TIMEOUT": "0.2", "INDEX_URL": "https://nowhere/"}
+        settings["PROXY"] = "http://{}:{}".format(*proxy.getsockname())
+        env = mine | {f"PIP_{name}": text for name, text in settings.items()}
+        code = "import sys, pathlib; from fork.graft.base import get; "
+        code += "get('2.13.0', pathlib.Path(sys.argv[1]))"
+        command = [sys.executable, "-c", code, tmp_path / "bases"]
+        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+        proxy.settimeout(0.2)
+        asked = 0
+        with contextlib.suppress(TimeoutError):
+            while proxy.accept():
+                asked += 1
+    last = done.stderr.splitlines()[-1]
+    assert asked == 2 and "cannot be downloaded: no network? ERROR: " in last
+    assert "timed out" in last
 
 
 def test_anchors_of_what_may_not_be_installed(tmp_path, monkeypatch):
