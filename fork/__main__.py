@@ -78,8 +78,9 @@ def source_command(upstream: Path | None, python: str, branch: str, configure: b
     It goes on where an earlier run stopped. Without --upstream, Debian's source package is built in
     a Debian of its own below build/, for which it wants to be run by root.
     """
+    place = source.checkout(upstream, python) if upstream else None
     with paths.alone("from-source"):  # for hours
-        place = source.configured(upstream, python, branch)
+        place = source.configured(place, branch)
         if configure:
             return
         cost = source.build_whole(place)

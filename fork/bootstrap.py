@@ -26,7 +26,7 @@ TOOLS = ("cmake", "ninja")
 BORROWED = "borrowed.pth"
 # With this variable, `python -m fork` checks the arguments of a command, and does not run it.
 ONLY_CHECKS = "FORK_ONLY_CHECKS"
-# Where nothing answers, pip would try for two minutes, and then ask for its own newest version.
+# Where nothing answers, pip would try for two minutes, and then look for a newer pip.
 os.environ.setdefault("PIP_RETRIES", "1")
 os.environ.setdefault("PIP_DISABLE_PIP_VERSION_CHECK", "1")
 

@@ -15,7 +15,7 @@ from fork.console import NinjaSteps, new_table, run, step
 from fork.errors import ForkError
 from fork.overlay import Stack, is_source, target_of
 from fork.series import commits
-from fork.source.place import GIB, Place, checkout, size
+from fork.source.place import GIB, Place, folder, size
 from fork.source.sandbox import in_debian
 
 # The source that a step of build.ninja compiles: other steps name sources too, such as the .cu that
@@ -40,16 +40,12 @@ class Figures:
     disk: int  # bytes, of the tree
 
 
-def configured(upstream: Path | None, python: str, branch: str) -> Place:
-    """The checkout `upstream`, by default Debian's source, with the stack on it, configured.
+def configured(place: Place | None, branch: str) -> Place:
+    """The `place`, by default Debian's source in a Debian, with the stack on it, configured.
 
-    `python` builds a checkout. The caller holds the lock of build/from-source.
+    The caller holds the lock of build/from-source.
     """
-    folder = paths.BUILD / "from-source"
-    if upstream is None:
-        place = in_debian(folder, paths.SOURCES)
-    else:
-        place = checkout(upstream, python, folder / "logs")
+    place = place or in_debian(folder(), paths.SOURCES)
     configure(place, Stack(paths.ROOT), branch)
     return place
 

@@ -97,7 +97,7 @@ def private_apt(part: Path, uri: str) -> list[str]:
     (part / "apt.conf").write_text(
         "#clear APT::Update;\n"
         'APT::Update::Error-Mode "any";\n'
-        # An archive or a proxy that says nothing is tried twice, as by pip: in half a minute.
+        # An archive or a proxy that says nothing is tried twice, which takes a minute.
         'Acquire::Retries "1";\n'
         'Acquire::http::Timeout "15";\n'
         'Acquire::https::Timeout "15";\n'

@@ -180,7 +180,7 @@ def test_a_review_that_fails_leaves_the_checkout_on_a_branch(
 def test_source(in_repo, source, tmp_path, monkeypatch, failed):
     calls = []
     place = Place(source, Path(sys.executable), tmp_path / "logs", {})
-    monkeypatch.setattr(source_build, "checkout", lambda *args: calls.append(args) or place)
+    monkeypatch.setattr("fork.source.checkout", lambda *args: calls.append(args) or place)
     cost = Figures(1380, 8575, 4500, 2**30, 1382, 9000, 2**33)
     monkeypatch.setattr(source_build, "configure", lambda *args: calls.append(args[2:]))
     monkeypatch.setattr("fork.source.build_whole", lambda _: cost)
@@ -190,8 +190,7 @@ def test_source(in_repo, source, tmp_path, monkeypatch, failed):
     monkeypatch.setattr(from_source, "run_suites", lambda *_, **named: results)
     code, output = invoke("source", "--upstream", source, "--python", "python3.12")
     assert code == failed
-    checkout = (source, "python3.12", in_repo / "build/from-source/logs")
-    assert calls == [checkout, ("attn",)]
+    assert calls == [(source, "python3.12"), ("attn",)]
     assert "1380 8575 75 1.0 GiB" in output
     assert ("6 passed, 1 failed" if failed else "7 passed, 0 failed") in output
     calls.clear()
@@ -258,6 +257,7 @@ WRONG_COMMIT = "commit {}: the stack has commits 1 to 2"
         ("test-upstream --commit 3", WRONG_COMMIT.format(3)),
         ("capabilities --base 9.9", WRONG_BASE),
         ("bench-gpu --base 9.9", WRONG_BASE),
+        ("source --upstream stack --python python9", "python9: no such Python to build"),
         ("check --fetch --upstream stack", "stack: not PyTorch"),
     ],
 )

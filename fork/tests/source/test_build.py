@@ -185,7 +185,7 @@ def test_table():
 
 def test_no_such_python(tmp_path):
     with pytest.raises(ForkError, match="python9: no such Python to build"):
-        checkout(tmp_path, "python9", tmp_path / "logs")
+        checkout(tmp_path, "python9")
 
 
 def test_a_python_of_the_working_folder(tmp_path, monkeypatch):
@@ -194,7 +194,7 @@ def test_a_python_of_the_working_folder(tmp_path, monkeypatch):
     python.parent.mkdir()
     python.symlink_to(sys.executable)  # a virtual environment's is a link, not to be resolved
     monkeypatch.chdir(tmp_path)
-    place = checkout(Path("pytorch"), "bin/python", tmp_path / "logs")
+    place = checkout(Path("pytorch"), "bin/python")
     assert place.python == python
 
 

@@ -156,7 +156,7 @@ def test_apt_is_private(lab):
         assert f'{setting} "{lab.into}/pytorch-2.6.0.part' in text
     assert 'Dir::Etc::SourceParts "-"' in text
     assert "#clear APT::Update;" in text
-    assert 'Acquire::Retries "1"' in text  # apt's own three take two minutes if nothing answers
+    assert 'Acquire::Retries "1"' in text  # where nothing answers
     listed = (lab.root / "debian.sources").read_text(encoding="utf-8").splitlines()
     assert f"URIs: {DEBIAN}" in listed
     assert f"Signed-By: {debian.KEYRING}" in listed
