@@ -312,6 +312,17 @@ op_test("test_dtypes_attn", lambda self: None)
     assert not list(tree.rglob("__pycache__"))
 
 
+def test_suites_read_text_as_utf8_in_any_locale(tree, monkeypatch):
+    for name, value in {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}.items():
+        monkeypatch.setenv(name, value)
+    data = tree / "data.txt"
+    data.write_text("∑", encoding="utf-8")
+    body = f"""
+op_test("test_dtypes_attn", lambda self: self.assertEqual(open({str(data)!r}).read(), "∑"))
+"""
+    assert counted(one(tree, body), "passed") == (1,)
+
+
 def test_what_python_compiles_is_kept_outside_the_tree(tree, monkeypatch):
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     module = tree / "test" / "module.py"
