@@ -102,6 +102,13 @@ struct Form {
   }
 };
 
+// A NaN of any bits becomes the usual one: see round_pair.
+inline Form form_of(bool is_causal, double scale) {
+  constexpr auto nan = std::numeric_limits<double>::quiet_NaN();
+  const int64_t diagonal = is_causal ? 0 : Form::NO_DIAGONAL;
+  return {scale == scale ? scale : nan, diagonal};
+}
+
 // output and attn are contiguous. If attn has no data, it is not stored.
 template <typename S>
 struct ForwardArgs {
