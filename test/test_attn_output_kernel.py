@@ -217,6 +217,20 @@ class TestAttnOutputKernel(AttnTestCase):
                         with self.subTest(sizes=sizes, is_causal=is_causal):
                             allowed = 1.5 * (y - z).norm()
                             self.assertLessEqual((x - z).norm(), allowed)
+                    if not is_causal:
+                        continue
+                    # A NaN that is masked reaches nothing: as in the operator.
+                    for i in range(4):
+                        changed = [x.clone() for x in (*inputs, grad_output)]
+                        changed[i][sizes[1] // 2] = math.nan
+                        again = [torch.empty_like(x) for x in inputs]
+                        call(library.backward, (*sizes, True), (*changed, *again))
+                        _, *operators = run(changed[:3], changed[3])
+                        for x, y, before in zip(again, operators, found):
+                            with self.subTest(sizes=sizes, argument=i):
+                                kept = ~y.isnan()
+                                self.assertEqual(x.isnan(), y.isnan())
+                                self.assert_bitwise([x[kept]], [before[kept]])
 
     def assert_memory_is_bounded(self, measure):
         found, _ = in_process(measure, MALLOC_MMAP_THRESHOLD_=str(2**16))

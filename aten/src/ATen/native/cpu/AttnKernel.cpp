@@ -41,8 +41,9 @@
 //
 // Note [Tiles of attn's backward]
 // As in Note [Tiles of attn], from the outside in:
-//   AttnBackward.h     the tasks of the backward, a tile each
-//   AttnFmaBackward.h  a task by FMA, for any shape
+//   AttnBackward.h       the tasks of the backward, a tile each
+//   AttnFmaBackward.h    a task by FMA, for any shape
+//   AttnMaskedOperand.h  what a tile that is masked in part is multiplied with
 //
 // A kind of kernel has a second class, like FmaBackward, with
 //   T, ROW_STEP   as for the forward
