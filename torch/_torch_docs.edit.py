@@ -79,6 +79,10 @@ Keyword args:
 On a CPU, for real inputs of at most 1024 columns, the result and its first and second derivatives have the same bits
 for any number of threads, any batch and any strides. Elsewhere that depends on :func:`torch.matmul`.
 
+If :attr:`is_causal`, keys after the last query may hold anything. Of the others, an infinity or a NaN reaches only
+queries that see it, and only their results, on a CPU. Where the whole matrix is taken, it reaches other queries too,
+because 0 times NaN is NaN, as where :func:`~torch.nn.functional.scaled_dot_product_attention` is composed.
+
 Returns:
     ``output`` with shape :math:`(*, m, e)`, contiguous and of the dtype of the inputs.
 

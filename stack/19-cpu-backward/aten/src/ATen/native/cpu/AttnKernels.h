@@ -40,10 +40,11 @@
 //
 // Note [Tiles of attn's backward]
 // As in Note [Tiles of attn], from the outside in:
-//   AttnBackwardArgs.h  what the backward is given
-//   AttnBackward.h      the tasks of the backward, a tile each
-//   AttnFmaBackward.h   a task by FMA, for any shape
-//   AttnOneRow.h        one row of attn times rows of a matrix
+//   AttnBackwardArgs.h   what the backward is given
+//   AttnBackward.h       the tasks of the backward, a tile each
+//   AttnFmaBackward.h    a task by FMA, for any shape
+//   AttnMaskedOperand.h  what a tile that is masked in part is multiplied with
+//   AttnOneRow.h         one row of attn times rows of a matrix
 //
 // A kind of kernel has a second class, like FmaBackward, with
 //   T, ROW_STEP   as for the forward
