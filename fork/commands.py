@@ -24,7 +24,7 @@ class Command(click.Command):
 
     def format_epilog(self, ctx, formatter):
         with formatter.section("Example"):
-            formatter.write_text(self.example, encoding="utf-8")
+            formatter.write_text(self.example)
 
 
 class Group(click.Group):

@@ -210,7 +210,7 @@ def resolve(tree: dict[str, Path], upstream: Upstream) -> Resolved:
             continue  # a wheel has no tests, documentation or C++ sources
         if target is None:
             old, new = upstream.read(path), file.read_text(encoding="utf-8")
-            if old == new:
+            if old is not None and old.replace("\r\n", "\n") == new:
                 out.present.append(path)
             elif old is not None:
                 raise ForkError(

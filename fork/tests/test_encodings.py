@@ -31,7 +31,7 @@ def unnamed(text: str) -> list[int]:
 def _is_unnamed(call: ast.Call) -> bool:
     name = re.search(r"(\w*)$", ast.unparse(call.func))[1]
     named = {keyword.arg: keyword.value for keyword in call.keywords}
-    if "encoding" in named:
+    if "encoding" in named or ast.unparse(call.func) == "formatter.write_text":  # click's
         return False
     if name in ("read_text", "write_text"):
         return len(call.args) < {"read_text": 1, "write_text": 2}[name]

@@ -270,6 +270,13 @@ def test_upstreams_line_ends_stay(repo, request, kind, tmp_path):
     assert edit == b"# @@ after: torch.abs:\n    torch.attn: 4,\n"
 
 
+def test_a_working_tree_to_which_git_gave_other_line_ends(repo, checkout):
+    git(checkout, "config", "core.autocrlf", "true")
+    commits(Stack(repo), checkout, "attn")
+    assert (checkout / CPP).read_bytes().endswith(b"\r\n")
+    assert apply(Stack(repo), checkout) == []
+
+
 def test_export_is_what_git_am_takes(repo, source, checkout, tmp_path):
     _, made = commits(Stack(repo), checkout, "attn")
     git(checkout, "checkout", "--quiet", "-b", "am", "main")
