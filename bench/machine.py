@@ -40,6 +40,20 @@ def busy_processes(count: int) -> Iterator[None]:
         yield
 
 
+def commit_of(clone: Path) -> str | None:
+    """Returns the commit that the clone's kernel is of, or None if git has none."""
+    git = ["git", "-c", "safe.directory=*", "-C", clone]
+    shown = subprocess.run(
+        [*git, "show", "-s", "--no-show-signature", "--format=%h of %cs", "HEAD"],
+        capture_output=True,
+        text=True,
+    )
+    if shown.returncode:
+        return None
+    changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "aten"]).returncode
+    return shown.stdout.strip() + (", with changes" if changed else "")
+
+
 def describe(threads: int, with_jax: bool, busy: int = 0) -> dict:
     """Returns what the figures depend on."""
     cpu = {}
@@ -66,6 +80,8 @@ def describe(threads: int, with_jax: bool, busy: int = 0) -> dict:
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
+    if commit := commit_of(Path(__file__).resolve().parents[1]):
+        about["commit"] = commit
     if busy:
         about["busy"] = busy
     if with_jax:

@@ -27,6 +27,8 @@ PUBLISHED = "bench/published"
 SCRIPTS = ("bench", "lengths", "ring", "stages", "ways")
 NATIVE_FOLDER = "aten/src/ATen/native/"
 
+COMMIT = re.compile(r"; kernel of commit ([^;]+)\.$")  # in a report's line on the machine
+
 # All of it takes MINUTES, the graft included; REST of these are for the plot.
 MINUTES, REST = 8, 0.5
 FEWEST, MOST = 1.5, 4.0  # minutes of measuring
@@ -134,14 +136,20 @@ def kernel(device: str) -> str:
 
 
 def figures() -> list[tuple[str, str, str]]:
-    """Of each report in bench/published: path, machine, and whether the kernel is today's."""
+    """Of each report in bench/published: path, machine, and whether the kernel is today's.
+
+    Of an older kernel it says the commit.
+    """
     found = []
     for report in sorted((paths.ROOT / PUBLISHED).glob("*.md")):
-        machine = report.read_text().splitlines()[2].partition(";")[0]
+        about = report.read_text().splitlines()[2]
         device, result = report.stem.partition("-")[0], report.with_suffix(".json")
         known = json.loads(result.read_text()).get("kernel") if result.exists() else None
-        state = "this one" if known == kernel(device) else "an older one"
-        found.append((f"{PUBLISHED}/{report.name}", machine, state))
+        state = "this one"
+        if known != kernel(device):
+            commit = COMMIT.search(about)
+            state = "an older one" + (f", of commit {commit[1]}" if commit else "")
+        found.append((f"{PUBLISHED}/{report.name}", about.partition(";")[0], state))
     return found
 
 

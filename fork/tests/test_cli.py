@@ -504,7 +504,8 @@ def test_published_figures_say_of_which_kernel_they_are(tmp_path, monkeypatch, c
     files = {"stack/06-cuda/commit.md": message([kernel]), kernel: "", **SERIES}
     root = write_files(tmp_path / "series", files)
     stand_in(monkeypatch, root)
-    report = "# torch.attn\n\nA CPU, 1 of 2 cores; L1d 1 KiB.\n"
+    of = "; kernel of commit 0123456 of 2026-01-02"
+    report = f"# torch.attn\n\nA CPU, 1 of 2 cores; L1d 1 KiB{of}.\n"
     for device in states:
         result = json.dumps({"kernel": benchmark.kernel(device)})
         kept = {f"{device}.json": result, f"{device}.md": report, f"{device}-lost.md": report}
@@ -513,10 +514,23 @@ def test_published_figures_say_of_which_kernel_they_are(tmp_path, monkeypatch, c
         (root / changed).write_text("changed\n")
     machine = "A CPU, 1 of 2 cores"
     found = {Path(path).stem: of for path, *of in benchmark.figures()}
+    older = "an older one, of commit 0123456 of 2026-01-02"
+    told = {"this one": "this one", "an older one": older}
     assert found == {
-        **{device: [machine, state] for device, state in states.items()},
-        **{f"{device}-lost": [machine, "an older one"] for device in states},
+        **{device: [machine, told[state]] for device, state in states.items()},
+        **{f"{device}-lost": [machine, older] for device in states},
     }
+
+
+def test_what_is_published_names_the_commit_of_its_kernel():
+    """In the report's line on the machine, and in each plot."""
+    published = ROOT / benchmark.PUBLISHED
+    for report in published.glob("*.md"):
+        commit = benchmark.COMMIT.search(report.read_text().splitlines()[2])[1].split()[0]
+        name = report.stem
+        plots = [published / f"{name}{end}.svg" for end in ("", "-dark", "-narrow")]
+        for plot in filter(Path.exists, plots):
+            assert commit in plot.read_text(), plot
 
 
 @pytest.mark.parametrize(

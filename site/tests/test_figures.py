@@ -182,6 +182,10 @@ FACTS = {
         None,
         {"site/ring.md": rf"machine, in {COUNT} minutes", "bench/ring.py": rf", {COUNT} minutes"},
     ),
+    "GFLOP/s of the peak": (
+        round(json.loads((ROOT / bench.PUBLISHED / "cpu-lengths.json").read_text())["peak"] / 1e9),
+        {"site/lengths.md": r"of multiply-adds, (\d+) GFLOP/s"},
+    ),
     "MiB of an attn that is replaced": (
         int(read(r"attn_output_min_bytes = (\d+) << 20", "torch/_inductor/config.edit.py")),
         {"site/use.md": r"an `attn` of (\d+) MiB"},

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from fork.paths import ROOT
+from fork.tests.conftest import write_files
 
 sys.path.insert(0, str(ROOT / "bench"))
 
@@ -33,6 +34,7 @@ from cases import (  # noqa: E402
 )
 from devices import cpu  # noqa: E402
 from devices import cuda as gpu  # noqa: E402
+from machine import commit_of  # noqa: E402
 from roofline import NoRoofline, Peaks, build  # noqa: E402
 
 TABLES = {"cpu": cpu.CASES, "cuda": gpu.CASES}
@@ -281,6 +283,24 @@ def test_markdown():
     assert "matrices only" not in text
 
 
+def test_the_commit_of_the_kernel(tmp_path):
+    """Figures name it, so that they are of a known kernel after the next change."""
+    made = write_files(tmp_path / "clone", {"aten/Attn.cpp": "1\n", "bench/a.py": "1\n"})
+    assert commit_of(made) is None  # no repository
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.invalid", "-C", made]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "x", "--date=2026-01-02"]):
+        subprocess.run([*git, *words], check=True)
+    found = commit_of(made)
+    assert re.fullmatch(r"[0-9a-f]{7,} of 20\d\d-\d\d-\d\d", found)
+    write_files(made, {"bench/a.py": "2\n"})
+    assert commit_of(made) == found  # no part of the kernel
+    write_files(made, {"aten/Attn.cpp": "2\n"})
+    assert commit_of(made) == f"{found}, with changes"
+    result = about([])
+    result["machine"]["commit"] = found
+    assert report.describe(result["machine"]).endswith(f"; kernel of commit {found}.")
+
+
 def test_without_attn_and_without_peaks():
     found = row(eager=[1.0, 1.0, 1.0])
     del found["seconds"][ATTN]
@@ -482,6 +502,9 @@ def test_over_the_length(tmp_path):
     assert "| 512 | 2 s | 50% | 1.00, 3 MiB | 2.50, 3 MiB |" in text
     assert "| 1024 | 8 s | 12% | 1.00, 3 MiB |  |" in text
     assert "n = 512: eager 1.0e-07" in text
+    assert "peak is 1 GFLOP/s. A figure" in text
+    disturbed = lengths.markdown({**result, "peak": 4e9, "disturbed peak": 3e9})
+    assert "peak is 4 GFLOP/s, by an earlier run" in disturbed and "as 3. A figure" in disturbed
     assert "Memory of a step" in (tmp_path / "cpu-lengths-narrow.svg").read_text()
 
 
