@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -41,7 +42,9 @@ def busy_processes(count: int) -> Iterator[None]:
 
 
 def commit_of(clone: Path) -> str | None:
-    """Returns the commit that the clone's kernel is of, or None if git has none."""
+    """Returns the commit that the clone's kernel is of, or None if git is missing or has none."""
+    if not shutil.which("git"):
+        return None
     git = ["git", "-c", "safe.directory=*", "-C", clone]
     shown = subprocess.run(
         [*git, "show", "-s", "--no-show-signature", "--format=%h of %cs", "HEAD"],
