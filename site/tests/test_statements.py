@@ -72,7 +72,7 @@ def test_the_width_of_the_kernels(page):
 
 def test_what_takes_the_whole_matrix():
     """test_memory of test_attn_output_second_order_kernel.py measures that the others don't."""
-    (said,) = paragraphs(TEXTS[name(DOCSTRINGS)], "whole matrix")
+    (said,) = paragraphs(TEXTS[name(DOCSTRINGS)], "take the whole matrix")
     composed = re.search(r"[^.:]*whole matrix[^.]*", said)[0]
     for what in ("complex", "another device", f"{width()} columns", "third derivatives"):
         assert what in composed
