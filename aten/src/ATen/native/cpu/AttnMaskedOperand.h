@@ -4,38 +4,46 @@
 #include <ATen/native/cpu/AttnCopy.h>
 
 #include <cmath>
+#include <cstring>
+#include <limits>
 #include <vector>
 
 namespace at::native::attn_cpu {
 inline namespace CPU_CAPABILITY {
 
-// Returns whether all elements are finite: 0 times any other is NaN.
+// Returns whether all elements are finite. If the exponent of an element has
+// only ones, adding one to it carries into the sign, whose bit was cleared.
 template <typename S>
 bool all_finite(const Matrix<const S>& x) {
-  using T = at::opmath_type<S>;
-  constexpr int64_t w = pair_size<T>;
-  const auto dense = x.col_stride == 1 ? x : x.t();
-  const Pair<T> zero(T(0));
-  auto a = zero, b = zero;
-  for (const auto i : c10::irange(dense.rows)) {
-    const S* row = &dense.at(i, 0);
+  constexpr int64_t step = sizeof(uint64_t) / sizeof(S);
+  const auto bits_of = [](S value) {
+    S values[step];
+    std::fill_n(values, step, value);
+    uint64_t bits = 0;
+    std::memcpy(&bits, values, sizeof(bits));
+    return bits;
+  };
+  const auto exponents = bits_of(std::numeric_limits<S>::infinity());
+  const auto signs = bits_of(S(-0.));
+  const auto rows = x.col_stride == 1 ? x : x.t();
+  const bool is_dense = rows.col_stride == 1;
+  const bool flat = is_dense && rows.row_stride == rows.cols;
+  const auto cols = flat ? rows.rows * rows.cols : rows.cols;
+  uint64_t found = 0;
+  for (const auto i : c10::irange(flat ? 1 : rows.rows)) {
+    const S* row = rows.data + i * rows.row_stride;
     int64_t j = 0;
-    if (dense.col_stride != 1) {
-      for (; j < dense.cols; ++j) {
-        a[0] = a[0] + vec::Vectorized<T>(T(0) * T(row[j * dense.col_stride]));
-      }
+    for (; is_dense && j + step <= cols; j += step) {
+      uint64_t bits = 0;
+      std::memcpy(&bits, row + j, sizeof(bits));
+      found |= (bits & exponents) + (signs - exponents);
     }
-    for (; j + 2 * w <= dense.cols; j += 2 * w) {
-      a = vec::fmadd(zero, load<T>(row + j), a);
-      b = vec::fmadd(zero, load<T>(row + j + w), b);
-    }
-    for (; j < dense.cols; j += w) {
-      a = vec::fmadd(zero, load<T>(row + j, dense.cols - j), a);
+    for (; j < cols; ++j) {
+      found |=
+          (bits_of(row[j * rows.col_stride]) & exponents) + (signs - exponents);
     }
   }
-  T sums[w];
-  store(sums, a + b);
-  return std::all_of(sums, sums + w, [](T sum) { return sum == 0; });
+  return (found & signs) == 0;
 }
 
 // The right operand x of a product with a tile, or with its transpose. A masked
