@@ -9,6 +9,8 @@ ONLY ?=
 # What this make is told is not for a make that a command calls.
 MAKEOVERRIDES =
 unexport ONLY
+# With this, Python does not find fork/ in the folder that it runs in.
+unexport PYTHONSAFEPATH
 
 ifneq ($(BASE),)
 export BASE
@@ -35,7 +37,7 @@ lint: ## ruff, clang-format, mdformat, yamllint
 	$(BOOTSTRAP) lint
 
 clean: ## remove all that was built and downloaded
-	rm -rf build dist .venv *.egg-info test-reports
+	rm -rf build dist .venv .venv.before *.egg-info test-reports
 	rm -rf site/course site/generated site/notes site/sg_execution_times.rst
 
 -include $(PROJECT).mk

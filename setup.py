@@ -1,7 +1,7 @@
 """Builds the grafted wheel: `pip wheel --no-build-isolation --no-deps .`
 
-BASE names another base (a release, the path of a wheel, or `installed`), COMMIT an
-earlier commit.
+BASE names another base (a release, the path of a release's wheel, or `installed`),
+COMMIT an earlier commit.
 """
 
 import os

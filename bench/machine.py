@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -40,6 +41,22 @@ def busy_processes(count: int) -> Iterator[None]:
         yield
 
 
+def commit_of(clone: Path) -> str | None:
+    """Returns the commit that the clone's kernel is of, or None if git is missing or has none."""
+    if not shutil.which("git"):
+        return None
+    git = ["git", "-c", "safe.directory=*", "-C", clone]
+    shown = subprocess.run(
+        [*git, "show", "-s", "--no-show-signature", "--format=%h of %cs", "HEAD"],
+        capture_output=True,
+        text=True,
+    )
+    if shown.returncode:
+        return None
+    changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "aten"]).returncode
+    return shown.stdout.strip() + (", with changes" if changed else "")
+
+
 def describe(threads: int, with_jax: bool, busy: int = 0) -> dict:
     """Returns what the figures depend on."""
     cpu = {}
@@ -54,7 +71,7 @@ def describe(threads: int, with_jax: bool, busy: int = 0) -> dict:
         pass  # without lscpu the processor's name is enough
     caches = ("L1d", "L2", "L3")
     huge = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-    found = re.search(r"\[(\w+)\]", huge.read_text()) if huge.exists() else None
+    found = re.search(r"\[(\w+)\]", huge.read_text(encoding="utf-8")) if huge.exists() else None
     asked = ", asked for" if os.environ.get(HUGE_PAGES) == "1" else ""  # see use_threads
     about = {
         "cpu": cpu.get("Model name") or platform.processor() or platform.machine(),
@@ -66,6 +83,8 @@ def describe(threads: int, with_jax: bool, busy: int = 0) -> dict:
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
+    if commit := commit_of(Path(__file__).resolve().parents[1]):
+        about["commit"] = commit
     if busy:
         about["busy"] = busy
     if with_jax:

@@ -41,7 +41,9 @@ class Others:
     def now(self) -> tuple[float, float, float]:
         if not self.STAT.exists():
             return 0.0, 0.0, 0.0
-        ticks = [int(x) for x in self.STAT.read_text().split("\n", 1)[0].split()[1:9]]
+        ticks = [
+            int(x) for x in self.STAT.read_text(encoding="utf-8").split("\n", 1)[0].split()[1:9]
+        ]
         idle = sum(ticks[3:5])
         per_second = os.sysconf("SC_CLK_TCK")
         return sum(ticks) / per_second, idle / per_second, time.process_time()

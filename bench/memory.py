@@ -36,7 +36,7 @@ def peak(case: Case, mode: str, contender: str, threads: int) -> int:
 def status() -> dict[str, int]:
     """Returns the process's memory in bytes."""
     found = {}
-    for line in Path("/proc/self/status").read_text().splitlines():
+    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
         name, _, value = line.partition(":")
         if value.endswith("kB"):
             found[name] = int(value.split()[0]) * 1024
@@ -53,7 +53,7 @@ def measure(sizes: str, mode: str, contender: str, threads: int) -> int:
     x = torch.randn(256, 256, requires_grad=True)
     torch.autograd.grad((x @ x).tanh(), x, torch.ones(256, 256))
     ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak starts anew
     before = status()
     results = run()
     after = status()

@@ -244,7 +244,7 @@ def verdict(rows: list[Row]) -> str:
 
 
 def describe(about: dict) -> str:
-    """Describes the machine in one line."""
+    """Describes the machine, and which kernel was measured, in one line."""
     parts = []
     if "gpu" in about:
         parts += [
@@ -263,6 +263,8 @@ def describe(about: dict) -> str:
     for name in ("python", "torch", "jax"):
         if name in about:
             parts.append(f"{name} {about[name]}")
+    if "commit" in about:
+        parts.append(f"kernel of commit {about['commit']}")
     return "; ".join(parts) + "."
 
 

@@ -22,8 +22,8 @@ def write_tables(name: str, result: dict, text: str, out: Path) -> list[str]:
     """Writes the result and its tables into the folder `out`; returns the files' names."""
     out.mkdir(parents=True, exist_ok=True)
     written = [f"{name}{suffix}" for suffix in (".json", ".md")]
-    (out / written[0]).write_text(json.dumps(result, indent=1) + "\n")
-    (out / written[1]).write_text(text)
+    (out / written[0]).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    (out / written[1]).write_text(text, encoding="utf-8")
     return written
 
 
@@ -48,4 +48,4 @@ if __name__ == "__main__":
         script = file.stem.removeprefix("cpu-")  # that wrote it, but for bench.py's files
         is_script = Path(__file__).with_name(f"{script}.py").is_file()
         write_again = importlib.import_module(script).write if is_script else write
-        write_again(json.loads(file.read_text()), folder)
+        write_again(json.loads(file.read_text(encoding="utf-8")), folder)

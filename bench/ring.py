@@ -81,7 +81,7 @@ def model(
 
 def sent_bytes() -> int:
     """What this machine has sent to itself, by any process."""
-    with open("/proc/net/dev") as file:
+    with open("/proc/net/dev", encoding="utf-8") as file:
         line = next(line for line in file if line.strip().startswith("lo:"))
     return int(line.split(":")[1].split()[8])
 

@@ -129,7 +129,7 @@ def main(out: Path) -> None:
         sys.exit(1)
     result = {"machine": describe(1, with_jax=False), "sets": [measure(x) for x in available()]}
     write(result, out)
-    console.print((out / f"{NAME}.md").read_text(), markup=False)
+    console.print((out / f"{NAME}.md").read_text(encoding="utf-8"), markup=False)
 
 
 if __name__ == "__main__":

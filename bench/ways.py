@@ -85,7 +85,7 @@ def main(threads: int, out: Path) -> None:
     use_threads(threads)
     rows = [measure(case, mode, threads) for case in CASES for mode in MODES]
     write({"machine": describe(threads, with_jax=False), "rows": rows}, out)
-    console.print((out / f"{NAME}.md").read_text(), markup=False)
+    console.print((out / f"{NAME}.md").read_text(encoding="utf-8"), markup=False)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from fork.bootstrap import make_venv
 from fork.commands import Command
 from fork.console import console, print_wide, run, step
 from fork.errors import ForkError
-from fork.graft import INSTALLED, graft_into, open_graft
+from fork.graft import INSTALLED, graft_into, graftable, open_graft
 from fork.overlay import Stack, default_release
 from fork.project import PROJECT
 from fork.suites import environment, finish, own_files, run_suites, table
@@ -26,6 +26,8 @@ from fork.suites import environment, finish, own_files, run_suites, table
 PUBLISHED = "bench/published"
 SCRIPTS = ("bench", "lengths", "ring", "stages", "ways")
 NATIVE_FOLDER = "aten/src/ATen/native/"
+
+COMMIT = re.compile(r"; kernel of commit ([^;]+)\.$")  # in a report's line on the machine
 
 # All of it takes MINUTES, the graft included; REST of these are for the plot.
 MINUTES, REST = 8, 0.5
@@ -84,7 +86,7 @@ def bench(script: str, publish: bool, args: tuple[str, ...]) -> None:
 @click.command(
     "bench-gpu", cls=Command, section="Measure", context_settings=PASSES_ON, example="--sanitize"
 )
-@options.base_option(default=INSTALLED)
+@options.base_option(type=graftable, default=INSTALLED)
 @click.option(
     *("--sanitize", "sanitized"), is_flag=True, help="Run compute-sanitizer on the kernels instead."
 )
@@ -134,14 +136,20 @@ def kernel(device: str) -> str:
 
 
 def figures() -> list[tuple[str, str, str]]:
-    """Of each report in bench/published: path, machine, and whether the kernel is today's."""
+    """Of each report in bench/published: path, machine, and whether the kernel is today's.
+
+    Of an older kernel it says the commit.
+    """
     found = []
     for report in sorted((paths.ROOT / PUBLISHED).glob("*.md")):
-        machine = report.read_text().splitlines()[2].partition(";")[0]
+        about = report.read_text(encoding="utf-8").splitlines()[2]
         device, result = report.stem.partition("-")[0], report.with_suffix(".json")
-        known = json.loads(result.read_text()).get("kernel") if result.exists() else None
-        state = "this one" if known == kernel(device) else "an older one"
-        found.append((f"{PUBLISHED}/{report.name}", machine, state))
+        text = result.read_text(encoding="utf-8") if result.exists() else "{}"
+        state = "this one"
+        if json.loads(text).get("kernel") != kernel(device):
+            commit = COMMIT.search(about)
+            state = "an older one" + (f", of commit {commit[1]}" if commit else "")
+        found.append((f"{PUBLISHED}/{report.name}", about.partition(";")[0], state))
     return found
 
 
@@ -159,8 +167,8 @@ def measure(venv: Path, out: Path, name: str, publish: bool, command: Sequence[s
         for file in sorted(out.glob(f"{name}*")):
             shutil.copy2(file, kept)
         result = kept / f"{name}.json"
-        named = {"kernel": measured, **json.loads(result.read_text())}
-        result.write_text(json.dumps(named, indent=1) + "\n")
+        named = {"kernel": measured, **json.loads(result.read_text(encoding="utf-8"))}
+        result.write_text(json.dumps(named, indent=1) + "\n", encoding="utf-8")
         console.print(f"{kept.relative_to(paths.ROOT)}: kept for the manual")
     return status
 
@@ -183,7 +191,7 @@ def check(python: Path, log: Path) -> None:
 
 def chosen(own: Iterable[str], tree: Path) -> dict[str, tuple[str, ...]]:
     """Returns as suites the tests on CUDA in the operator's own test files."""
-    texts = {name: (tree / "test" / name).read_text() for name in own}
+    texts = {name: (tree / "test" / name).read_text(encoding="utf-8") for name in own}
     return {name: ("CUDA",) for name, text in texts.items() if HAS_CUDA.search(text)}
 
 

@@ -11,7 +11,7 @@ from fork import options, paths
 from fork.bootstrap import BORROWED, make_venv, new_venv
 from fork.commands import Command
 from fork.console import console
-from fork.graft import graft_into
+from fork.graft import graft_into, graftable
 from fork.overlay import default_release
 from fork.suites import environment
 
@@ -21,7 +21,7 @@ NATIVE = {"implicit": 3, "explicit": 4}  # route -> the commit whose torch.attn 
 
 
 @click.command(cls=Command, section="Test", example="--base 2.6.0 --publish")
-@options.base_option(default=default_release())
+@options.base_option(type=graftable, default=default_release())
 @click.option("--publish", is_flag=True, help="Measure too, and keep the table as the record.")
 def capabilities(base: str, publish: bool) -> None:
     """Make the course's table of what each way of registering gives, and compare the record.
@@ -55,4 +55,4 @@ def borrow(lender: Path, venv: Path) -> None:
         with paths.atomically(venv) as partial:
             new_venv(partial, "--without-pip")  # pip is among the packages
     (own,) = venv.glob("lib/python3*/site-packages")
-    (own / BORROWED).write_text(f"{packages}\n")
+    (own / BORROWED).write_text(f"{packages}\n", encoding="utf-8")

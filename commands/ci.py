@@ -114,7 +114,7 @@ def ci(writes: bool, every: bool, only: tuple[str, ...]) -> None:
 def read_stages() -> list[Stage]:
     """Returns the stages, in order."""
     found = []
-    for entry in yaml.safe_load((paths.ROOT / STAGES).read_text()):
+    for entry in yaml.safe_load((paths.ROOT / STAGES).read_text(encoding="utf-8")):
         lists = {k: tuple(entry[k]) for k in ("reads", "packages", "removes") if k in entry}
         try:
             found.append(Stage(**{**entry, **lists}))
@@ -127,7 +127,7 @@ def read_record() -> dict[str, Passed]:
     """Returns what passed, by stage."""
     file = paths.ROOT / RECORD
     try:
-        entries = json.loads(file.read_text()) if file.exists() else {}
+        entries = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
         return {name: Passed(**entry) for name, entry in entries.items()}
     except (ValueError, TypeError, AttributeError) as e:
         raise ForkError(f"{RECORD}: not as `.ci/run --record` writes it: {e}") from None

@@ -41,9 +41,9 @@ def install_extension(venv: Path) -> None:
     """Builds course/linear_extension for the torch of `venv`, and installs it there."""
     stamp = venv / ".linear-extension-installed"
     sources = {name: EXTENSION / name for name in files_under(EXTENSION, {"build", "tests"})}
-    torch = (venv / STAMP).read_text()
+    torch = (venv / STAMP).read_text(encoding="utf-8")
     wheels = MADE / paths.digest(sources, torch)[:16]
-    if stamp.exists() and stamp.read_text() == wheels.name:
+    if stamp.exists() and stamp.read_text(encoding="utf-8") == wheels.name:
         return
     pip = [venv / "bin" / "python", "-m", "pip", "--disable-pip-version-check"]
     with paths.alone("course"):
@@ -60,4 +60,4 @@ def install_extension(venv: Path) -> None:
             raise ForkError(f"{wheels}: not one wheel, but {len(found)}")
         command = [*pip, "install", "--no-index", "--no-deps", "--force-reinstall", found[0]]
         run(command, MADE / "install.log", "linear_extension cannot be installed")
-        stamp.write_text(wheels.name)
+        stamp.write_text(wheels.name, encoding="utf-8")

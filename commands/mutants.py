@@ -54,7 +54,7 @@ class Mutant(NamedTuple):
 
     def text(self, root: Path) -> str:
         """Returns the file with the fault in it."""
-        lines = (root / self.file).read_text().splitlines(keepends=True)
+        lines = (root / self.file).read_text(encoding="utf-8").splitlines(keepends=True)
         found = [i for i, line in enumerate(lines) if line.strip() == self.line]
         if len(found) != 1:
             raise ForkError(f"{self.name}: {len(found)} lines of {self.file} are `{self.line}`")
@@ -77,7 +77,7 @@ def test_mutants(only: tuple[str, ...]) -> None:
 
 
 def read_table(file: Path = TABLE) -> list[Mutant]:
-    return [Mutant(**entry) for entry in yaml.safe_load(file.read_text())]
+    return [Mutant(**entry) for entry in yaml.safe_load(file.read_text(encoding="utf-8"))]
 
 
 def chosen(mutants: Sequence[Mutant], only: Sequence[str]) -> list[Mutant]:
@@ -116,7 +116,7 @@ def run_all(mutants: Sequence[Mutant], lab: "Lab") -> int:
 
 def has(flag: str) -> bool:
     """Returns whether the processor has what a mutant needs."""
-    return not flag or flag in CPU_FLAGS.read_text().split()
+    return not flag or flag in CPU_FLAGS.read_text(encoding="utf-8").split()
 
 
 def status_of(command: Sequence, folder: Path, env: Mapping[str, str], log: Path) -> int | None:
@@ -181,7 +181,7 @@ class Lab:
         """Has the fault in the copy of torch."""
         file = self.folder / "mutant" / Path(mutant.file).name
         file.parent.mkdir(exist_ok=True)
-        file.write_text(mutant.text(paths.ROOT))
+        file.write_text(mutant.text(paths.ROOT), encoding="utf-8")
         target = target_of(mutant.file) or mutant.file
         places = {}
         if (place := wheel_place(target)) is not None:

@@ -22,7 +22,7 @@ VENV = paths.BUILD / "venv-site"
 TESTS = paths.ROOT / "site" / "tests"
 # These test the pages by themselves, and the pages in a browser.
 PARTS = {
-    "pages": [TESTS / "test_code.py", TESTS / "test_pages.py"],
+    "pages": [TESTS / f"test_{name}.py" for name in ("code", "figures", "pages", "statements")],
     "browser": [TESTS / "test_site.py"],
 }
 # These test the results of the lessons, which must have been run.
@@ -88,13 +88,16 @@ def _forget_lessons() -> None:
     read += [paths.ROOT / "test" / "attn_function.py"]
     read += [EXTENSION / name for name in files_under(EXTENSION, {"build"})]
     lessons = sorted(f.name for f in COURSE.glob("[0-9][0-9]_*.py"))
-    about = "\n".join([(VENV / STAMP).read_text(), *lessons])
+    about = "\n".join([(VENV / STAMP).read_text(encoding="utf-8"), *lessons])
     made_of = paths.digest({file.relative_to(paths.ROOT).as_posix(): file for file in read}, about)
-    if not stamp.exists() or stamp.read_text() != made_of:
+    if not stamp.exists() or stamp.read_text(encoding="utf-8") != made_of:
         shutil.rmtree(pages, ignore_errors=True)
         pages.mkdir()
-        stamp.write_text(made_of)
+        stamp.write_text(made_of, encoding="utf-8")
     for name in lessons:
         ran = pages / f"{name}.md5"
-        if ran.exists() and ran.read_text() != md5((COURSE / name).read_bytes()).hexdigest():
+        if (
+            ran.exists()
+            and ran.read_text(encoding="utf-8") != md5((COURSE / name).read_bytes()).hexdigest()
+        ):
             ran.unlink()

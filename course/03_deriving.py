@@ -29,7 +29,9 @@ torch.manual_seed(0)
 PACKAGED = Path(torchgen.__file__).parent / "packaged" / "autograd" / "derivatives.yaml"
 ENTRIES = {
     entry.split("(")[0]: dict(re.findall(r'^  (\w[\w, ]*): "?(.*?)"?$', entry, re.M))
-    for entry in re.split(r"^- name: ", PACKAGED.read_text(), flags=re.M)
+    for entry in re.split(
+        r"^- name: ", PACKAGED.read_text(encoding="utf-8"), flags=re.M
+    )
 }
 
 

@@ -99,7 +99,7 @@ if torch.cuda.is_available() and torch.version.cuda:
 
 tests = ROOT / "course/linear_extension/tests/test_cuda.py"
 if tests.exists():  # in a clone of this repository
-    faults = re.findall(r'^    "(\w+)": \(', tests.read_text(), re.M)
+    faults = re.findall(r'^    "(\w+)": \(', tests.read_text(encoding="utf-8"), re.M)
     print("planted, and found:", ", ".join(name.replace("_", " ") for name in faults))
     assert len(faults) >= 5
 

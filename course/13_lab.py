@@ -34,7 +34,7 @@ then read the commit.
 minute or two; ``make attn`` puts the tip back. After each, PyTorch's own suites say
 what they think of it. These are the lab's six files, with ``-k attn``. They run on
 PyTorch 2.6.0 in an environment of its own below ``build/``: the first command downloads
-5 GB, takes 9.6 GB of disk and nine minutes, most of it for the CUDA packages that the
+5 GB, takes 9.6 GB of disk and ten minutes, most of it for the CUDA packages that the
 wheel asks for. Each further one takes a minute or two:
 
 .. code-block:: sh

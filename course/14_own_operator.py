@@ -73,7 +73,7 @@ fresh.rename(MINE)
 
 left = {}
 for path in written.split():
-    for line in (MINE / path).read_text().splitlines():
+    for line in (MINE / path).read_text(encoding="utf-8").splitlines():
         if "TODO(log_cosh)" in line:
             left.setdefault(path, []).append(line.strip())
 for path, lines in left.items():
@@ -87,7 +87,9 @@ assert len(left) == 5
 # the kernel is made of other operators, for all devices, and that its gradient is
 # *explicit*.
 
-native = (MINE / "aten/src/ATen/native/native_functions.edit.yaml").read_text()
+native = (MINE / "aten/src/ATen/native/native_functions.edit.yaml").read_text(
+    encoding="utf-8"
+)
 print(native)
 assert "- func: log_cosh(Tensor self) -> Tensor" in native
 
@@ -101,11 +103,11 @@ assert "- func: log_cosh(Tensor self) -> Tensor" in native
 def fill(path, **changes):
     """Puts something in the place of a skeleton's lines, each of which must be there."""
     file = MINE / path
-    text = file.read_text()
+    text = file.read_text(encoding="utf-8")
     for old, lines in changes.values():
         assert old in text, old
         text = text.replace(old, lines)
-    file.write_text(text)
+    file.write_text(text, encoding="utf-8")
 
 
 KERNEL = """\
@@ -137,7 +139,7 @@ fill(
     gradient=('self: not_implemented("TODO(log_cosh) the gradient of self")',
               "self: grad * self.tanh()\n  result: auto_element_wise"),
 )  # fmt: skip
-print((MINE / "tools/autograd/derivatives.edit.yaml").read_text())
+print((MINE / "tools/autograd/derivatives.edit.yaml").read_text(encoding="utf-8"))
 
 # %%
 # The OpInfo
@@ -188,7 +190,11 @@ fill(
          "from x = 90 on in float32; the operator does not, and its backward is one tanh."),
 )  # fmt: skip
 run(sys.executable, "-m", "fork", "check", cwd=MINE)
-assert not [path for path in written.split() if "TODO(" in (MINE / path).read_text()]
+assert not [
+    path
+    for path in written.split()
+    if "TODO(" in (MINE / path).read_text(encoding="utf-8")
+]
 
 # %%
 # Build it
@@ -228,7 +234,7 @@ print(run(MINE / ".venv/bin/python", "-c", PROGRAM))
 # runs them, and checks the stack.
 
 run("make", "--no-print-directory", "test", python, cwd=MINE)
-tests = (MINE / "build/reports/operator/test_log_cosh.log").read_text()
+tests = (MINE / "build/reports/operator/test_log_cosh.log").read_text(encoding="utf-8")
 ran = re.findall(r"^\S+::(test_\w+) ", tests, re.M)
 print(*ran, sep="\n")
 assert len(ran) == 10 and re.search(r"^=+ 10 passed in", tests, re.M)

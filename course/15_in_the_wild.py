@@ -83,7 +83,9 @@ HEADERS = {
     "csrc/distributed/autograd/functions/recvrpc_backward.h": "RecvRpcBackward : public",
 }
 for place, words in HEADERS.items():
-    assert words in (TORCH / "include" / "torch" / place).read_text(), place
+    assert words in (TORCH / "include" / "torch" / place).read_text(encoding="utf-8"), (
+        place
+    )
 
 # %%
 # Composites and formulas in ATen
@@ -97,7 +99,7 @@ PACKAGED = Path(torchgen.__file__).parent / "packaged"
 
 def entries(file, key):
     """The entries of a YAML file, each as text that begins with the schema."""
-    text = (PACKAGED / file).read_text()
+    text = (PACKAGED / file).read_text(encoding="utf-8")
     return re.split(rf"^- {key}: ", text, flags=re.M)[1:]
 
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 try:
     import click
-except ModuleNotFoundError:  # not the Python of .venv
-    sys.exit("error: this Python has no click: `make` sets up one that has: .venv/bin/python")
 
-from fork import graft, options, overlay, paths, series, source, suites
-from fork.commands import Group, report
-from fork.console import console, print_wide
-from fork.overlay import Stack, Upstream, default_release
-from fork.project import PROJECT
+    from fork import graft, options, overlay, paths, series, source, suites
+    from fork.commands import Group, report
+    from fork.console import console, print_wide
+    from fork.overlay import Stack, Upstream, default_release
+    from fork.project import PROJECT
+except ImportError as e:  # not the Python of .venv
+    sys.exit(f"error: {sys.executable}: {e}: `make` sets up one that has all: .venv/bin/python")
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -24,12 +24,23 @@ def main() -> None:
     """
 
 
-BASE = options.base_option(default=default_release())
+def check_commit(context: click.Context, option: click.Option, number: int | None) -> int | None:
+    """Refuses a commit that the stack does not have before a command begins."""
+    return None if number is None else Stack(paths.ROOT).commit(number).number
+
+
+BASE = options.base_option(type=graft.graftable, default=default_release())
+COMMIT = options.commit_option(
+    callback=check_commit, help="Graft commits 1 to this one.  [default: all]"
+)
+TEST_COMMITS = options.commit_option(
+    callback=check_commit, help="Test commits 1 to this one.  [default: all]"
+)
 
 
 @main.command(section="Build", example="--example --base 2.6.0 --commit 4")
 @BASE
-@options.COMMIT
+@COMMIT
 @click.option("--example", is_flag=True, help="Then run example.py.")
 def install(base: str, commit: int | None, example: bool) -> None:
     """Graft, and install the wheel in .venv (the Makefile's first target)."""
@@ -40,7 +51,7 @@ def install(base: str, commit: int | None, example: bool) -> None:
 
 @main.command("graft", section="Build", example="--compress")
 @BASE
-@options.COMMIT
+@COMMIT
 @click.option("--compress", is_flag=True, help="Deflate the wheel: smaller, but slower to make.")
 def graft_command(base: str, commit: int | None, compress: bool) -> None:
     """Build a wheel of torch that has the operator."""
@@ -67,8 +78,9 @@ def source_command(upstream: Path | None, python: str, branch: str, configure: b
     It goes on where an earlier run stopped. Without --upstream, Debian's source package is built in
     a Debian of its own below build/, for which it wants to be run by root.
     """
+    place = source.checkout(upstream, python) if upstream else None
     with paths.alone("from-source"):  # for hours
-        place = source.configured(upstream, python, branch)
+        place = source.configured(place, branch)
         if configure:
             return
         cost = source.build_whole(place)
@@ -94,7 +106,7 @@ def test(base: str, long: bool, parts: tuple[str, ...]) -> None:
 
 
 @main.command("test-upstream", section="Test", example="--commit 3 --suite test_ops.py")
-@click.option("--commit", type=int, help="Test commits 1 to this one.  [default: all]")
+@TEST_COMMITS
 @options.SUITES_UPSTREAM
 @click.option("--suite", "only", multiple=True, help="Run this suite only; may be repeated.")
 def test_upstream(commit: int | None, upstream: Path | None, only: tuple[str, ...]) -> None:
@@ -116,7 +128,7 @@ def test_stack(upstream: Path | None, minutes: float | None) -> None:
 
 
 @main.command("test-releases", section="Test", example="--base 2.9.1 --minutes 30")
-@options.base_option(type=click.Choice(suites.SUPPORTED), help="This release alone.")
+@options.base_option(type=click.Choice(suites.SUPPORTED), metavar=None, help="This release alone.")
 @click.option("--minutes", type=float, help="Begin no release that takes longer than is left.")
 def test_releases(base: str | None, minutes: float | None) -> None:
     """Graft and test each release that the fork supports, one by one (`make test-releases`).
@@ -297,4 +309,6 @@ for file in sorted(paths.ROOT.glob("commands/[!_]*.py")):
 
 
 if __name__ == "__main__":
+    # What the user's encoding lacks is printed as a question mark.
+    sys.stdout.reconfigure(errors="replace")
     main(prog_name="python -m fork")

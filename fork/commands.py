@@ -1,10 +1,12 @@
 """What all commands share: a section of the list, an example, errors in one line."""
 
+import os
 import sys
 from collections.abc import Sequence
 
 import click
 
+from fork.bootstrap import ONLY_CHECKS
 from fork.console import console
 from fork.errors import ForkError
 
@@ -16,6 +18,9 @@ class Command(click.Command):
         super().__init__(*args, **kwargs)
         self.section = section
         self.example = f"python -m fork {self.name} {example}".rstrip()
+
+    def invoke(self, ctx):
+        return None if os.environ.get(ONLY_CHECKS) else super().invoke(ctx)
 
     def format_epilog(self, ctx, formatter):
         with formatter.section("Example"):

@@ -153,7 +153,7 @@ def run(
     log.parent.mkdir(parents=True, exist_ok=True)
     try:
         with (
-            log.open("w", buffering=1) as out,
+            log.open("w", encoding="utf-8", buffering=1) as out,
             subprocess.Popen(
                 [str(c) for c in command],
                 stdin=subprocess.DEVNULL,
@@ -175,5 +175,8 @@ def run(
     except OSError as e:
         raise ForkError(f"{wrong}: {e}") from None
     if process.returncode:
-        why = cause(log.read_text(errors="replace")) or f"exit status {process.returncode}"
+        why = (
+            cause(log.read_text(errors="replace", encoding="utf-8"))
+            or f"exit status {process.returncode}"
+        )
         raise ForkError(f"{wrong}: {why} (all of it: {log})")

@@ -1,7 +1,9 @@
-"""The one exception that a user is meant to see, and the one line of a tool's output that says why.
+"""The exception that a user is meant to see, and the line of a tool's output that says why."""
 
-`fork.bootstrap` imports this with whatever Python there is: only what an old one can read.
-"""
+import re
+
+# What pip says of a try that failed: why.
+FAILED_TRY = re.compile(r"Retrying .*connection broken by '(.*)': ")
 
 
 class ForkError(Exception):
@@ -14,10 +16,15 @@ def cause(output):
     for line in lines:
         if "No space left" in line:  # whatever fails after it fails for that reason
             return line
+        if "safe.directory" in line:  # git's own reason stands above it, in the user's language
+            return "it is owned by another user: run this as that user, or first: " + line
     for at, line in enumerate(lines):
         if line.startswith("CMake Error"):  # what is wrong stands in the lines below
             return " ".join(lines[at : at + 3])
         if "error:" in line.lower() or line.startswith(("ERROR", "E: ")):
-            offline = any("Retrying" in earlier for earlier in lines[:at])
-            return "no network? " + line if offline else line
+            tries = [earlier for earlier in lines[:at] if "Retrying" in earlier]
+            if not tries:
+                return line
+            why = FAILED_TRY.search(tries[-1])
+            return f"no network? {line}" + (f" ({why[1]})" if why else "")
     return lines[-1] if lines else ""

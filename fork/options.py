@@ -17,11 +17,12 @@ upstream_option = partial(click.option, "--upstream", type=FOLDER, envvar="UPSTR
 SUITES_UPSTREAM = upstream_option(
     help="A source tree of the release to test on.  [default: Debian 13's source package]"
 )
-COMMIT = click.option("--commit", type=int, help="Graft commits 1 to this one.  [default: all]")
+commit_option = partial(click.option, "--commit", type=int)
 base_option = partial(
     click.option,
     "--base",
     show_default=True,
+    metavar="BASE",
     envvar="BASE",
     help="Release of torch to graft onto, the path of its wheel, or `installed`.",
 )

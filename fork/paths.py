@@ -1,7 +1,8 @@
-"""Where everything is in a clone; its locks, its hashes, and no half-made folders in it."""
+"""Where everything is in a clone; its locks, its hashes, and no half-made or moved folders."""
 
 import fcntl
 import hashlib
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -26,12 +27,28 @@ def digest(files: Mapping[str, Path], about: str = "") -> str:
     return made.hexdigest()
 
 
+def set_up(build: Path, source: Path) -> bool:
+    """Whether CMake has set up the folder `build` for `source`, both where they are now.
+
+    What CMake writes has their absolute paths, so in a copy Ninja would look at the original.
+    """
+    try:
+        cache = (build / "CMakeCache.txt").read_text(encoding="utf-8")
+        places = {"CMAKE_CACHEFILE_DIR": build, "CMAKE_HOME_DIRECTORY": source}
+        return (build / "build.ninja").exists() and all(
+            place.samefile(re.search(rf"^{name}:INTERNAL=(.*)$", cache, re.M)[1])
+            for name, place in places.items()
+        )
+    except (OSError, TypeError):  # a place that is gone, or a line that a kill kept from there
+        return False
+
+
 @contextmanager
 def alone(within: str | Path = "") -> Iterator[None]:
     """Holds the lock of build/ or of a folder in it: the second of two runs waits for the first."""
     folder = BUILD / within
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as lock:
+    with (folder / ".lock").open("wb") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -159,7 +159,7 @@ def costs(found: dict[str, dict], narrow: bool) -> str:
 
 def _code(path: Path, text: str = "") -> str:
     language = {".py": "python", ".cpp": "cpp"}[path.suffix]
-    return f"{FENCE}{language}\n{(text or path.read_text()).rstrip()}\n{FENCE}\n"
+    return f"{FENCE}{language}\n{(text or path.read_text(encoding='utf-8')).rstrip()}\n{FENCE}\n"
 
 
 def sources() -> str:
@@ -173,7 +173,7 @@ def sources() -> str:
         if way.module == "native":
             parts.append(f"The sources are those of {way.where}, as [the commits](series.md) show.")
     parts += ["## Probes", "What several of them use:"]
-    text = (FOLDER / "probes.py").read_text()
+    text = (FOLDER / "probes.py").read_text(encoding="utf-8")
     functions = {f.name: f for f in ast.parse(text).body if isinstance(f, ast.FunctionDef)}
     source = {name: ast.get_source_segment(text, f) for name, f in functions.items()}
     shared = [name for name in source if name not in heads()]

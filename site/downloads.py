@@ -59,7 +59,7 @@ def carried(name: str, lesson: str) -> str:
     modules = ""
     for module, file in MODULES.items():
         if re.search(rf"^from {module} import", lesson, re.M):
-            text = file.read_text().partition(CHECKS)[0].rstrip()
+            text = file.read_text(encoding="utf-8").partition(CHECKS)[0].rstrip()
             if "'''" in text:
                 raise ValueError(f"{file}: it cannot be quoted")
             modules += f"    \"{module}\": r'''{text}\n''',\n"
@@ -88,10 +88,13 @@ def notebook(name: str, lesson: str, made: dict) -> dict:
 def write(folder: Path) -> None:
     """Goes over the downloads that sphinx-gallery has written in `folder`."""
     for lesson in sorted((ROOT / "course").glob("[0-9][0-9]_*.py")):
-        text, target = lesson.read_text(), folder / lesson.name
-        target.write_text(script(lesson.name, text))
+        text, target = lesson.read_text(encoding="utf-8"), folder / lesson.name
+        target.write_text(script(lesson.name, text), encoding="utf-8")
         beside = target.with_suffix(".ipynb")
-        beside.write_text(json.dumps(notebook(lesson.name, text, json.loads(beside.read_text()))))
+        beside.write_text(
+            json.dumps(notebook(lesson.name, text, json.loads(beside.read_text(encoding="utf-8")))),
+            encoding="utf-8",
+        )
         with zipfile.ZipFile(target.with_suffix(".zip"), "w", zipfile.ZIP_DEFLATED) as both:
             for file in (target, beside):
                 both.write(file, file.name)

@@ -34,7 +34,10 @@ def diff(stack: Stack, commit: Commit, path: str) -> list[str]:
     """The lines of a unified diff: what `commit` makes of the overlay's file `path`."""
     before, after = stack.tree(commit.number - 1), stack.tree(commit.number)
     sides = ((f"a/{path}", before), (f"b/{path}", after))
-    texts = [tree[path].read_text().splitlines() if path in tree else [] for _, tree in sides]
+    texts = [
+        tree[path].read_text(encoding="utf-8").splitlines() if path in tree else []
+        for _, tree in sides
+    ]
     names = [name if path in tree else "/dev/null" for name, tree in sides]
     return list(difflib.unified_diff(*texts, *names, lineterm=""))
 
@@ -116,7 +119,7 @@ def releases_table(stack: Stack) -> str:
 
 def note(name: str) -> str:
     """A note, with links for what it refers to in the documentation it is a part of."""
-    text = (ROOT / "docs/source/notes" / name).read_text()
+    text = (ROOT / "docs/source/notes" / name).read_text(encoding="utf-8")
     for reference, link in ELSEWHERE.items():
         text = text.replace(reference, link)
     return text
@@ -137,7 +140,7 @@ def write_pages(source: Path) -> None:
         shutil.rmtree(source / folder, ignore_errors=True)
     for name, text in pages.items():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
-        (source / name).write_text(text)
+        (source / name).write_text(text, encoding="utf-8")
 
 
 def setup(app) -> dict:

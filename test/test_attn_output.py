@@ -214,6 +214,24 @@ class TestAttnOutput(AttnTestCase):
             for x in after[2:]:
                 self.assertFalse(x[400:].any())
 
+    @parametrize("wide", (False, True))
+    @dtypes(torch.float, torch.bfloat16, torch.cfloat)
+    def test_keys_that_no_query_sees_may_hold_anything(self, device, dtype, wide):
+        m, width = 60, 1030 if wide else 9
+        problem = Problem(sized(m, 70, width, 3, 2, 3), (1, 3), is_causal=True)
+        (q, k, v), grad_output = problem.make(device, dtype)
+        cut = both_ways(
+            torch.attn_output, problem, (q, k[..., :m, :], v[..., :m, :]), grad_output
+        )
+        for value in (math.nan, -math.inf):
+            for x in (k, v):
+                x[..., m:, :] = value
+            found = both_ways(torch.attn_output, problem, (q, k, v), grad_output)
+            self.assertEqual(found[:2], cut[:2])
+            for x, y in zip(found[2:], cut[2:]):
+                self.assertEqual(x[..., :m, :], y)
+                self.assertEqual(x[..., m:, :], torch.zeros_like(x[..., m:, :]))
+
     # "no_batch" is no mistake here: a batch of no samples may share one k and v.
     @parametrize(
         "mistake",

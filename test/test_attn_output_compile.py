@@ -51,6 +51,38 @@ def backward_of_another(q, k, v):
     return result, *aten._attn_backward(result, None, k, q, v, attn, [True] * 3)
 
 
+def scores_as_gradient(q, k, v):
+    """The scores are read by their own backward, and are the gradient of the output there."""
+    result, attn = torch.attn(q, k, v)
+    return result, *aten._attn_backward(attn, None, q, k, v, attn, [True] * 3)
+
+
+def scores_as_gradient_alone(q, k, v):
+    """The scores are read by a backward of other scores, and as the gradient alone."""
+    _, attn = torch.attn(q, k, v)
+    return aten._attn_backward(attn, None, q, k, v, q, [True] * 3)
+
+
+def gradient_by_vjp(q, k, v):
+    """<output, attn>, as if attn were a constant."""
+    _, vjp, attn = torch.func.vjp(
+        lambda *x: tuple(torch.attn(*x)), q, k, v, has_aux=True
+    )
+    return vjp(attn)
+
+
+def output_as_gradient(q, k, v):
+    """The gradient of the output is the output, which attn_output gives as well."""
+    result, attn = torch.attn(q, k, v)
+    return result, *aten._attn_backward(result, None, q, k, v, attn, [True] * 3)
+
+
+def scores_of_a_twin(q, k, v):
+    """Of two calls with the same inputs, one's scores are the gradient of the other's output."""
+    (_, twin), (result, attn) = torch.attn(q, k, v), torch.attn(q, k, v)
+    return result, *aten._attn_backward(twin, None, q, k, v, attn, [True] * 3)
+
+
 def two(q, k, v):
     """Nothing reads the scores of the one, and all read those of the other."""
     return torch.attn(q, k, v)[0], *torch.attn(q + 1, k, v)
@@ -112,9 +144,21 @@ class TestAttnOutputCompile(TestCase):
         inputs, _ = CASE.make(device, torch.cfloat)
         self.assert_compiled(output, inputs, OLD)
 
-    def test_another_backward(self, device):
+    @parametrize(
+        "function,expected",
+        (
+            (backward_of_another, OLD_STEP),
+            (scores_as_gradient, OLD_STEP),
+            (scores_as_gradient_alone, OLD_STEP),
+            (gradient_by_vjp, OLD_STEP),
+            (output_as_gradient, NEW_STEP),
+            (scores_of_a_twin, {**OLD, **NEW_STEP}),
+        ),
+        name_fn=lambda function, _: function.__name__,
+    )
+    def test_backward_in_forward(self, device, function, expected):
         inputs, _ = SQUARE.make(device, torch.double)
-        self.assert_compiled(backward_of_another, inputs, OLD_STEP)
+        self.assert_compiled(function, inputs, expected)
 
     def test_one_of_two(self, device):
         inputs, _ = CASE.make(device, torch.double)
@@ -138,6 +182,7 @@ class TestAttnOutputCompile(TestCase):
             self.assert_compiled(output, inputs, NEW_STEP, wanted=INPUTS)
             inputs, _ = sized(2, 3, d + (d > 1), e + (e > 1)).make(device, torch.float)
             self.assert_compiled(output, inputs, OLD_STEP, wanted=INPUTS)
+            self.assert_compiled(output, inputs, NEW)
 
     def test_off(self, device):
         inputs, _ = CASE.make(device, torch.float)

@@ -5,6 +5,7 @@
 import json
 import math
 import os
+import struct
 import sys
 import tempfile
 import unittest
@@ -13,7 +14,7 @@ from itertools import product
 
 from test_attn import AttnTestCase, BATCH_LAYOUTS, LAYOUTS
 from test_attn_brgemm import call, compiled, DENSE
-from test_attn_kernel import compact, growth, in_process
+from test_attn_kernel import compact, growth, in_process, printed_by
 from test_attn_output import both_ways, Problem, sized, SIZES
 from test_attn_products import CAPABILITY, FLAGS
 
@@ -50,6 +51,24 @@ extern "C" void backward(
   const BackwardArgs<S> args{
       sizes, grad_q, grad_k, grad_v, grad_output, {}, q, k, v, {}, form_of(is_causal, 0.5), 1};
   backward_by<S, VnniBackward<Brgemm<S>>>(args, aten_runtime());
+}
+"""
+# Prints the bits that the kernel's scale has in float.
+SCALE = """
+#include <ATen/native/cpu/AttnMatrix.h>
+
+#include <cstdio>
+#include <cstring>
+
+int main() {
+  double given = 0;
+  for (uint64_t bits = 0; std::scanf("%lx", &bits) == 1;) {
+    std::memcpy(&given, &bits, sizeof(given));
+    const auto scale = static_cast<float>(at::native::attn_cpu::form_of(false, given).scale);
+    uint32_t found = 0;
+    std::memcpy(&found, &scale, sizeof(found));
+    std::printf("%x\\n", found);
+  }
 }
 """
 LENGTHS = (4096, 8192, 16384)
@@ -149,6 +168,23 @@ class TestAttnOutputKernel(AttnTestCase):
                 )
                 self.assert_bitwise(one, [x[few] for x in every])
 
+    @dtypes(torch.float, torch.double, torch.bfloat16, torch.half)
+    def test_a_scale_that_is_nan(self, device, dtype):
+        """NaN of any bits makes NaN, though rounding adds to the bits."""
+        for bits in (0x7FF8 << 48, 0x7FFF_FFFF_FFFF_FFFF, 0xFFFF_FFFF_FFFF_FFFF):
+            (scale,) = struct.unpack("d", struct.pack("Q", bits))
+            for rows in (2, 5, 40):
+                problem = Problem(sized(rows, rows, 8, 8), scale=scale)
+                inputs, grad_output = problem.make(device, dtype)
+                for x in both_ways(torch.attn_output, problem, inputs, grad_output):
+                    self.assertTrue(x.isnan().all())
+
+    @unittest.skipIf(sys.platform == "win32", "the compiler's options are GCC's")
+    def test_bits_of_the_scale(self, device):
+        given = "3fe0000000000000 7fffffffffffffff ffffffffffffffff"
+        found = printed_by("scale", SCALE, given)
+        self.assertEqual(found.split(), ["3f000000", "7fc00000", "7fc00000"])
+
     @dtypes(torch.float)
     def test_expanded_heads_have_the_same_bits(self, device, dtype):
         problem = Problem(sized(50, 60, 9, 8, 2, 3), (2, 1))
@@ -181,6 +217,20 @@ class TestAttnOutputKernel(AttnTestCase):
                         with self.subTest(sizes=sizes, is_causal=is_causal):
                             allowed = 1.5 * (y - z).norm()
                             self.assertLessEqual((x - z).norm(), allowed)
+                    if not is_causal:
+                        continue
+                    # A NaN that is masked reaches nothing: as in the operator.
+                    for i in range(4):
+                        changed = [x.clone() for x in (*inputs, grad_output)]
+                        changed[i][sizes[1] // 2] = math.nan
+                        again = [torch.empty_like(x) for x in inputs]
+                        call(library.backward, (*sizes, True), (*changed, *again))
+                        _, *operators = run(changed[:3], changed[3])
+                        for x, y, before in zip(again, operators, found):
+                            with self.subTest(sizes=sizes, argument=i):
+                                kept = ~y.isnan()
+                                self.assertEqual(x.isnan(), y.isnan())
+                                self.assert_bitwise([x[kept]], [before[kept]])
 
     def assert_memory_is_bounded(self, measure):
         found, _ = in_process(measure, MALLOC_MMAP_THRESHOLD_=str(2**16))

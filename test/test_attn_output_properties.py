@@ -5,6 +5,7 @@
 import json
 import math
 import unittest
+from itertools import product
 
 import torch
 from torch.testing._internal.common_device_type import instantiate_device_type_tests
@@ -117,28 +118,51 @@ class TestAttnOutputProperties(KernelTestCase):
 
     @by_dtype
     def test_an_element_reaches_what_the_formulas_say(self, device, dtype):
-        def prop(problem, name, place, value, seed):
+        self.addCleanup(torch.set_num_threads, torch.get_num_threads())
+
+        def prop(problem, name, place, value, threads, seed):
             tensors = make(problem, dtype, seed)
+            torch.set_num_threads(1)
             expected = run(problem, tensors)
+            torch.set_num_threads(threads)
             changed = tensors[ARGUMENTS.index(name)]
             place = [x if x == ALL else x % y for x, y in zip(place, changed.shape)]
-            # A masked NaN of v or grad_output reaches others: 0 * NaN. See the note.
-            changed[tuple(place)] = 3.0 if problem.is_causal else value
+            changed[tuple(place)] = value
             actual = run(problem, tensors)
+            # No query sees a key after the last of a causal problem.
+            is_seen = not problem.is_causal or place[0] < problem.case.m
             for result, index in reached(name, *place, problem.is_causal).items():
                 x, y = (xs[RESULTS.index(result)] for xs in (actual, expected))
+                if math.isnan(value) and is_seen:
+                    self.assertTrue(x[index].isnan().all(), msg=result)
                 x[index] = y[index]
             self.assert_bitwise(actual, expected)
 
+        examples = [
+            {
+                "problem": Problem(sized(*sizes), is_causal=True),
+                "name": name,
+                "place": (sizes[0] // 2, ALL),
+                "value": value,
+                "threads": 2,
+                "seed": 0,
+            }
+            for sizes, name, value in product(
+                ((5, 5, 3, 4), (40, 3, 9, 8), (100, 100, 16, 3), (600, 600, 16, 16)),
+                ARGUMENTS,
+                (math.nan, -math.inf),
+            )
+        ]
         index = st.one_of(st.sampled_from((0, -1, -2)), st.integers(0, 3000))
         for_all(
             prop,
-            (),
+            examples,
             60,
             problem=problems(st.just(())),
             name=st.sampled_from(ARGUMENTS),
             place=st.tuples(index, st.one_of(st.just(ALL), index)),
             value=st.sampled_from((math.nan, math.inf, 3.0)),
+            threads=st.integers(1, 3),
             seed=SEEDS,
         )
 

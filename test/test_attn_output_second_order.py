@@ -180,6 +180,33 @@ class TestAttnOutputSecondOrder(AttnTestCase):
 
     @by_given
     @dtypes(torch.float, torch.cfloat)
+    def test_keys_that_no_query_sees_may_hold_anything(self, device, dtype, given):
+        m = 20
+        problem = Problem(sized(m, 30, 4, 5, 2, 3), (2, 1), True)
+        inputs, grad_output = problem.make(device, dtype)
+        tangents = tangents_of(inputs, given)
+        q, *keys = inputs
+        tangent_of_q, *key_tangents = tangents
+
+        def run(keys, key_tangents):
+            tangents = (tangent_of_q, *key_tangents)
+            return double_backward(problem, (q, *keys), tangents, grad_output)
+
+        def seen(xs):
+            return [x if x is None else x[..., :m, :] for x in xs]
+
+        cut = run(seen(keys), seen(key_tangents))
+        for x in (*keys, *key_tangents):
+            if x is not None:
+                x[..., m:, :] = math.nan
+        found = run(keys, key_tangents)
+        self.assertEqual((*found[:2], *seen(found[2:])), (*cut,))
+        for x in found[2:]:
+            if x is not None:
+                self.assertEqual(x[..., m:, :], torch.zeros_like(x[..., m:, :]))
+
+    @by_given
+    @dtypes(torch.float, torch.cfloat)
     def test_choice_of_results(self, device, dtype, given):
         problem = Problem(sized(20, 30, 4, 5, 2, 3), (2, 1), True)
         inputs, grad_output = problem.make(device, dtype)

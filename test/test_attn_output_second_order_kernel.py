@@ -196,29 +196,42 @@ class TestAttnOutputSecondOrderProperties(KernelTestCase):
     @by_dtype
     def test_a_query_sees_no_later_key(self, device, dtype):
         """If it is causal, what comes after a row reaches no result of rows before it."""
+        self.addCleanup(torch.set_num_threads, torch.get_num_threads())
 
-        def prop(case, place, given, seed):
+        def prop(case, place, of_keys, value, threads, given, seed):
             problem = Problem(case, is_causal=True)
             tensors = make(problem, dtype, seed, given)
+            torch.set_num_threads(1)
             expected = run(problem, tensors)
+            torch.set_num_threads(threads)
             at = place % (case.n + 1)
-            changed = [x if x is None else x.clone() for x in tensors]
-            for i, x in enumerate(changed):
-                if x is not None and i in (1, 2, 4, 5):  # k, v and their tangents
-                    x[at:] = 3.0
-            actual = run(problem, changed)
-            # The rows of output_tangent and grad_q.
-            for x, y in zip(actual[:2], expected[:2]):
-                self.assert_bitwise([x[:at]], [y[:at]])
+            # k, v and their tangents reach rows from `at` on of output_tangent and grad_q; q, its
+            # tangent and grad_output reach rows before it of grad_k and grad_v.
+            arguments, results = (
+                ((1, 2, 4, 5), (0, 1)) if of_keys else ((0, 3, 6), (2, 3))
+            )
+            changed, others = slice(at, None), slice(0, at)
+            if not of_keys:
+                changed, others = others, changed
+            for i in arguments:
+                if tensors[i] is not None:
+                    tensors[i][changed] = value
+            actual = run(problem, tensors)
+            for i in results:
+                if expected[i] is not None:
+                    self.assert_bitwise([actual[i][others]], [expected[i][others]])
             for x in actual[2:]:
                 self.assertFalse(x is not None and x[case.m :].any())
 
         for_all(
             prop,
             (),
-            30,
+            60,
             case=cases(batches=st.just(())),
             place=st.integers(0, 3000),
+            of_keys=st.booleans(),
+            value=st.sampled_from((math.nan, math.inf, 3.0)),
+            threads=st.integers(1, 3),
             given=HAVE_TANGENTS,
             seed=SEEDS,
         )

@@ -2,29 +2,44 @@
 
 """attn_output where it is traced: whole in compiled code, and without values."""
 
+import re
+import tempfile
 from functools import partial
 from itertools import product
+from pathlib import Path
 
 from attn_function import INPUTS
 from test_attn import AttnTestCase
+from test_attn_compile import CompileTestCase, Messages
 from test_attn_output import both_ways, Problem, sized
 from test_attn_output_second_order import (
     by_given,
     double_backward,
+    forward_over_reverse,
+    GIVEN,
     tangent,
     tangents_of,
 )
 
 import torch
+from torch._inductor import lowering
 from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.common_device_type import (
     dtypes,
     instantiate_device_type_tests,
 )
 from torch.testing._internal.common_utils import parametrize, run_tests
+from torchgen.aoti.fallback_ops import inductor_fallback_ops
 
 
 aten = torch.ops.aten
+# All of the operators that the stack has brought by now.
+OPERATORS = [
+    getattr(aten, name.removeprefix("aten::")).default
+    for name in torch._C._dispatch_get_all_op_names()
+    if re.fullmatch("aten::_?attn(_[a-z_]+)?", name)
+]
 
 
 class Output(torch.nn.Module):
@@ -130,7 +145,65 @@ class TestAttnOutputTracing(AttnTestCase):
                 )
 
 
+class Everything(torch.nn.Module):
+    """Calls each of OPERATORS, with each choice of what it is given and of its results."""
+
+    def __init__(self, hvp):
+        super().__init__()
+        self.hvp = hvp
+
+    def forward(self, grad_output, grad_attn, *tensors):
+        inputs, tangents = tensors[:3], tensors[3:]
+        output, attn = torch.attn(*inputs)
+        found = [output, attn, torch.attn_output(*inputs, is_causal=True, scale=0.5)]
+        for mask in product((False, True), repeat=3):
+            for grads in product((None, grad_output), (None, grad_attn)):
+                found += aten._attn_backward(*grads, *inputs, attn, mask)
+            found += aten._attn_output_backward(grad_output, *inputs, True, 0.5, mask)
+        for given in GIVEN:
+            u = [x if name in given else None for name, x in zip(INPUTS, tangents)]
+            found.append(aten._attn_output_jvp(*inputs, *u, True, 0.5))
+            for mask in (True,) * 4, (False, True) * 2, (True, False, False, True):
+                found += aten._attn_output_double_backward(
+                    grad_output, *inputs, *u, True, 0.5, mask
+                )
+        found.append(self.hvp(inputs[0], tangents[0]))
+        return tuple(x for x in found if x is not None)
+
+
+class TestAttnOutputAotInductor(CompileTestCase):
+    def test_lists(self, device):
+        """Inductor has a rule for each operator, and AOTInductor a C function."""
+        self.assertGreaterEqual(len(OPERATORS), 6)
+        self.assertEqual([x for x in OPERATORS if x not in lowering.lowerings], [])
+        self.assertEqual({*map(str, OPERATORS)} - {*inductor_fallback_ops}, set())
+
+    def test_aot_inductor(self, device):
+        """The C functions take what is absent, and leave out what is not wanted."""
+        problem = Problem(sized(4, 6, 3, 5, 2))
+        inputs, grad_output = problem.make(device, torch.float)
+        q, k, v = inputs
+        tangents = tangents_of(inputs)
+        args = (grad_output, torch.randn(2, 4, 6), *inputs, *tangents)
+
+        def energy(q):
+            return torch.attn_output(q, k, v, is_causal=True).square().sum()
+
+        hvp = make_fx(partial(forward_over_reverse, energy))(q, tangents[0])
+        model = Everything(hvp)
+        with tempfile.TemporaryDirectory() as folder:
+            with Messages(self, "torch._inductor") as messages:
+                package = torch._inductor.aoti_compile_and_package(
+                    torch.export.export(model, args),
+                    package_path=str(Path(folder, "model.pt2")),
+                )
+            loaded = torch._inductor.aoti_load_package(package)
+            self.assert_bitwise(loaded(*args), model(*args))
+        self.assertEqual([x for x in messages if "missing a c-shim" in x], [])
+
+
 instantiate_device_type_tests(TestAttnOutputTracing, globals())
+instantiate_device_type_tests(TestAttnOutputAotInductor, globals(), only_for="cpu")
 
 if __name__ == "__main__":
     run_tests()

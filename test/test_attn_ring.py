@@ -4,9 +4,11 @@
 
 import os
 import re
+import threading
 import unittest
 from contextlib import contextmanager
-from itertools import accumulate
+from functools import partial
+from itertools import accumulate, product
 from typing import NamedTuple
 from unittest import mock
 
@@ -19,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd.forward_ad import dual_level, make_dual
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import distribute_tensor, Replicate, Shard
+from torch.distributed.tensor import distribute_tensor, DTensor, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.experimental._attn_ring import (
     attn_output_ring,
@@ -239,14 +241,14 @@ DISAGREE = "attn_output_ring: ranks must agree on "
 MISTAKES = (
     (
         Call(),
-        Call(q=(9, 7), k=(2, 7)),
+        Call(q=(9, 7), k=(2, 7), v=(2, 6)),
         DISAGREE
         + "q, but rank 0 has (any, 5) torch.float32 cpu without a gradient and "
         + "rank 1 has (any, 7) torch.float32 cpu without a gradient",
     ),
     (
         Call(v=(2, 3, 6), k=(2, 3, 5), q=(2, 4, 5)),
-        Call(v=(3, 3, 6), k=(2, 3, 5), q=(2, 4, 5)),
+        Call(v=(2, 3, 7), k=(2, 3, 5), q=(2, 4, 5)),
         DISAGREE + "v, but rank 0 has (2, any, 6) torch.float32 ",
     ),
     (
@@ -273,12 +275,12 @@ MISTAKES = (
     (
         Call(block=0),
         Call(block=0),
-        "attn_output_ring: block must be positive, but is 0",
+        "attn_output_ring: rank 0: block must be positive, but is 0",
     ),
     (Call(), Call(v=(4, 6)), "attn_output_ring: rank 1: "),
     (Call(v=(2, 6)), Call(), "attn_output_ring: rank 0: "),
     (Call(q=(5,)), Call(q=(5,)), "attn_output_ring: rank 0: "),
-    (Call(), Call(q=()), DISAGREE + "q, but rank 0 has (any, 5) "),
+    (Call(), Call(q=()), "attn_output_ring: rank 1: "),
     (
         Call(dtype=torch.int64),
         Call(dtype=torch.int64),
@@ -287,8 +289,69 @@ MISTAKES = (
 )
 
 
+# What one rank alone gets wrong: an argument, what it becomes, and what both ranks say of it.
+ALONE = (
+    ("q", lambda *_: None, "q must be a Tensor, but is a NoneType"),
+    ("k", lambda x, _: x.tolist(), "k must be a Tensor, but is a list"),
+    (
+        "v",
+        lambda x, mesh: DTensor.from_local(x, mesh, [Shard(0)], run_check=False),
+        "v must be this rank's shard, but is a DTensor: take its to_local(), or call ",
+    ),
+    (
+        "q",
+        lambda x, _: x.to_sparse(),
+        "q must be strided, but is torch.sparse_coo",
+    ),
+    (
+        "k",
+        lambda x, _: torch.nested.nested_tensor([x, x]),
+        "k must be strided, but is nested",
+    ),
+    ("v", lambda x, _: x[0], "attn_output: "),
+    ("scale", lambda *_: "a", "argument 'scale' must be float, not str"),
+    ("is_causal", lambda *_: "no", "argument 'is_causal' must be bool, not str"),
+    ("block", lambda *_: 2.5, "block must be a whole number, but is 2.5"),
+    ("block", lambda *_: None, "block must be a whole number, but is None"),
+    ("block", lambda *_: -1, "block must be positive, but is -1"),
+)
+
+
 class TestAttnRingTwoProcesses(AttnRing):
     world_size = 2
+
+    def assert_same_error(self, message, call):
+        with self.assertRaisesRegex(ValueError, re.escape(message)) as found:
+            call()
+        errors = [None] * 2
+        dist.all_gather_object(errors, str(found.exception))
+        self.assertEqual(errors[0], errors[1])
+
+    def test_mistakes_of_one_rank(self):
+        """The other rank, which is right, does not wait: it raises the same error."""
+        with self.processes():
+            mesh = init_device_mesh("cpu", (2,))
+            right = dict(zip("qkv", Problem(5, 5).make()))
+            right |= {"is_causal": False, "scale": 1.0, "block": 8}
+            for rank, (name, change, message) in product(range(2), ALONE):
+                with self.case(f"{rank}: {message}"):
+                    call = dict(right)
+                    if rank == self.rank:
+                        call[name] = change(right[name], mesh)
+                    call = partial(attn_output_ring, mesh=mesh, **call)
+                    self.assert_same_error(f"rank {rank}: ", call)
+                    self.assert_same_error(message, call)
+            q, k, v, *_ = Problem(5, 5).make()
+
+            def call(q):
+                return attn_output_ring(q, k, v, mesh)
+
+            message = "rank 1: the ring has no rule for vmap"
+            batched = partial(torch.func.vmap(call), q[None])
+            self.assert_same_error(message, batched if self.rank else partial(call, q))
+            self.assertEqual(
+                call(q), torch.attn_output(q, torch.cat([k, k]), torch.cat([v, v]))
+            )
 
     def test_mistakes(self):
         """Each rank raises the same error, and the next call is not disturbed."""
@@ -301,17 +364,40 @@ class TestAttnRingTwoProcesses(AttnRing):
                     inputs = [x.requires_grad_() for x in inputs]
                 options = dict(zip(("is_causal", "scale", "block"), options))
                 with self.case(message):
-                    with self.assertRaisesRegex(
-                        ValueError, re.escape(message)
-                    ) as found:
-                        attn_output_ring(*inputs, mesh, **options)
-                    errors = [None] * 2
-                    dist.all_gather_object(errors, str(found.exception))
-                    self.assertEqual(errors[0], errors[1])
+                    call = partial(attn_output_ring, *inputs, mesh, **options)
+                    self.assert_same_error(message, call)
             q, k, v, *_ = Problem(5, 5).make()
             mesh = init_device_mesh("cpu", (2, 1))
-            with self.assertRaisesRegex(ValueError, "needs a mesh of one dimension"):
-                attn_output_ring(q, k, v, mesh)
+            for wrong in (mesh, None):
+                with self.assertRaisesRegex(
+                    ValueError, "needs a mesh of one dimension"
+                ):
+                    attn_output_ring(q, k, v, wrong)
+            mesh = self.mesh([0]) or DeviceMesh("cpu", [0], _init_backend=False)
+            if self.rank == 1:
+                with self.assertRaisesRegex(ValueError, "rank 1 is not in the mesh"):
+                    attn_output_ring(q, k, v, mesh)
+
+    def test_unchecked(self):
+        """The ranks tell each other nothing, and have the same bits."""
+        with self.processes():
+            mesh = init_device_mesh("cpu", (2,))
+            for is_causal in (False, True):
+                problem = Problem(96, 64, torch.float, is_causal, 0.5)
+                q, k, v, grad, *u = (shard(x, mesh) for x in problem.make())
+                options = {"block": BLOCK, **problem.options}
+                found = []
+                for check in (True, False):
+                    op = partial(attn_output_ring, mesh=mesh, check=check, **options)
+                    with CommDebugMode() as comm:
+                        found.append(derivatives(op, (q, k, v), grad, u))
+                    self.assertEqual(comm.get_comm_counts(), GATHERS if check else {})
+                for name, x in found[0].items():
+                    self.assertTrue(torch.equal(x, found[1][name]), name)
+            if self.rank == 1:  # the other one does not wait
+                message = "attn_output_ring: rank 1: q must be a Tensor"
+                with self.assertRaisesRegex(ValueError, message):
+                    attn_output_ring(None, k, v, mesh, check=False)
 
     def test_derivatives_that_are_not_there(self):
         with self.processes():
@@ -391,52 +477,88 @@ class TestAttnRingTwoProcesses(AttnRing):
     def test_dtensor(self):
         with self.processes():
             mesh = init_device_mesh("cpu", (2,))
-            for is_causal in (False, True):
+            for is_causal, check in product((False, True), repeat=2):
                 problem = Problem(45, 45, torch.float, is_causal, 0.5, (2,), (2,))
-                q, k, v, grad, *_ = problem.make()
-                placed = [
-                    distribute_tensor(x, mesh, [Shard(1)]) for x in (q, k, v, grad)
+                tensors = [
+                    distribute_tensor(x, mesh, [Shard(1)]) for x in problem.make()
                 ]
-                leaves = [x.requires_grad_() for x in placed[:3]]
-                local = [x.to_local().detach().requires_grad_() for x in leaves]
-                expected = attn_output_ring(
-                    *local, mesh, block=BLOCK, **problem.options
+                local = [x.to_local() for x in tensors]
+                q, k, v, grad, *u = tensors
+                op = partial(torch.attn_output, **problem.options)
+                ring = partial(
+                    attn_output_ring, mesh=mesh, block=BLOCK, **problem.options
                 )
-                expected = (
-                    expected,
-                    *torch.autograd.grad(expected, local, placed[3].to_local()),
+                expected = derivatives(ring, local[:3], local[3], local[4:])
+
+                def call(q, k, v):
+                    with ring_attention(block=BLOCK, check=check):
+                        return op(q, k, v)
+
+                with CommDebugMode() as comm:
+                    found = derivatives(call, (q, k, v), grad, u)
+                self.assertEqual(comm.get_comm_counts(), GATHERS if check else {})
+                # A gradient alone, of a gradient that is elsewhere.
+                k.requires_grad_()
+                (found["grad_k of a whole"],) = torch.autograd.grad(
+                    call(q, k, v), k, grad.redistribute(placements=[Replicate()])
                 )
-                with ring_attention(block=BLOCK):
-                    output = torch.attn_output(*leaves, **problem.options)
-                    grads = torch.autograd.grad(output, leaves, placed[3])
-                    # A gradient alone, of a gradient that is elsewhere.
-                    whole_grad = placed[3].redistribute(placements=[Replicate()])
-                    again = torch.attn_output(*leaves, **problem.options)
-                    (grad_k,) = torch.autograd.grad(again, leaves[1], whole_grad)
-                for x, y in zip((output, *grads, grad_k), (*expected, expected[2])):
-                    self.assertEqual(tuple(x.placements), (Shard(1),))
-                    self.assertTrue(torch.equal(x.to_local(), y))
+                expected["grad_k of a whole"] = expected["grad_k"]
+                for name, x in found.items():
+                    self.assertEqual(tuple(x.placements), (Shard(1),), name)
+                    self.assertTrue(torch.equal(x.to_local(), expected[name]), name)
                     self.assertEqual(x.shape[1], 45)
+
+    def test_dtensor_contexts(self):
+        """A context is a thread's own, leaves DTensor's table alone, and ends in any order."""
+        with self.processes():
+            mesh = init_device_mesh("cpu", (2,))
+            tensors = Problem(8, 8).make()[:3]
+            sharded = [distribute_tensor(x, mesh, [Shard(0)]) for x in tensors]
+
+            def is_ring():
+                with CommDebugMode() as comm:
+                    torch.attn_output(*sharded)
+                return torch.ops.c10d.allgather_ in comm.get_comm_counts()
+
+            handlers = DTensor._op_dispatcher._custom_op_handlers
+            before, found = dict(handlers), []
+            first, second = ring_attention(block=4), ring_attention(block=8)
+            first.__enter__()
+            second.__enter__()
+            self.assertTrue(is_ring())
+            self.assertIs(DTensor._op_dispatcher._custom_op_handlers, handlers)
+            self.assertEqual(handlers, before)
+            thread = threading.Thread(target=lambda: found.append(is_ring()))
+            thread.start()
+            thread.join()
+            self.assertEqual(found, [False])
+            compiled = torch.compile(torch.sin, backend="eager", fullgraph=True)
+            self.assertEqual(compiled(tensors[0]), tensors[0].sin())
+            first.__exit__(None, None, None)
+            self.assertTrue(is_ring())
+            second.__exit__(None, None, None)
+            self.assertFalse(is_ring())
 
     def test_dtensor_elsewhere(self):
         """DTensor's own rules hold for other placements, and outside of the context."""
         with self.processes():
             mesh = init_device_mesh("cpu", (2,))
-            problem = Problem(8, 8, torch.double, batch=(2,), shared=(2,))
+            problem = Problem(8, 8, torch.double, True, 0.5, (2,), (2,))
             q, k, v, *_ = problem.make()
-            expected = torch.attn_output(q, k, v)
+            op = partial(torch.attn_output, **problem.options)
+            expected = op(q, k, v)
             for letters in ("000", "1RR", "RRR", "R11", "222"):
                 places = [Replicate() if x == "R" else Shard(int(x)) for x in letters]
                 inputs = [
                     distribute_tensor(x, mesh, [p]) for x, p in zip((q, k, v), places)
                 ]
                 with ring_attention(block=BLOCK), CommDebugMode() as comm:
-                    output = torch.attn_output(*inputs)
+                    output = op(*inputs)
                 self.assertNotIn(torch.ops.c10d.allgather_, comm.get_comm_counts())
                 self.assertEqual(output.full_tensor(), expected)
             inputs = [distribute_tensor(x, mesh, [Shard(1)]) for x in (q, k, v)]
             with CommDebugMode() as comm:
-                output = torch.attn_output(*inputs)
+                output = op(*inputs)
             self.assertNotIn(torch.ops.c10d.allgather_, comm.get_comm_counts())
             self.assertEqual(output.full_tensor(), expected)
 

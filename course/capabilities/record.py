@@ -15,7 +15,7 @@ WORDS = {"yes": "yes", "no": "no", "wrong": "silently wrong"}
 
 def read(release: str) -> dict:
     """The record of a release."""
-    return json.loads((PUBLISHED / f"{release}.json").read_text())
+    return json.loads((PUBLISHED / f"{release}.json").read_text(encoding="utf-8"))
 
 
 def said(cell: dict) -> str:
@@ -71,7 +71,7 @@ def main() -> int:
     table = run(pythons, args.only or list(ROUTES), args.jobs, costs=args.publish)
     place = PUBLISHED / f"{args.release}.json"
     if args.publish:
-        place.write_text(json.dumps(table, indent=1) + "\n")
+        place.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
         print(place)
         return 0
     changed = differences(table["cells"], read(args.release)["cells"])

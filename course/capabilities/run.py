@@ -90,7 +90,7 @@ def in_a_process(work: Callable[[], dict]) -> dict:
         finally:
             os._exit(0)
     os.close(into)
-    with os.fdopen(out) as pipe:
+    with os.fdopen(out, encoding="utf-8") as pipe:
         said = pipe.read()
     status = os.waitpid(child, 0)[1]
     if os.WIFSIGNALED(status):
@@ -238,7 +238,9 @@ def measure(names: list[str], python: Callable) -> dict[str, dict[str, float]]:
 
 
 def cpu() -> str:
-    found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    found = re.search(
+        r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    )
     return found[1] if found else platform.machine()
 
 

@@ -31,7 +31,7 @@ def test_the_table_is_as_recorded():
 
 @pytest.mark.parametrize("file", RECORDS, ids=lambda file: file.stem)
 def test_a_record_is_whole(file):
-    table = json.loads(file.read_text())
+    table = json.loads(file.read_text(encoding="utf-8"))
     assert list(table["cells"]) == list(run.ROUTES)
     names = [probe.__name__ for probe in probes.PROBES]
     for route, cells in table["cells"].items():

@@ -59,7 +59,12 @@ def checker(lesson):
     with pytest.MonkeyPatch.context() as patch:
         for folder in IMPORTED:
             patch.syspath_prepend(str(folder))
-        exec(compile(needed(file.read_text(), "check"), str(file), "exec"), found)
+        exec(
+            compile(
+                needed(file.read_text(encoding="utf-8"), "check"), str(file), "exec"
+            ),
+            found,
+        )
     return found["check"]
 
 
@@ -122,7 +127,9 @@ def test_numbered_without_a_gap():
 
 def test_the_decision_table_has_one_order():
     tables = [
-        re.findall(r"^   \* - (in \w+|outside \w+)", file.read_text(), re.M)
+        re.findall(
+            r"^   \* - (in \w+|outside \w+)", file.read_text(encoding="utf-8"), re.M
+        )
         for file in (COURSE / "GALLERY_HEADER.rst", LESSONS[0])
     ]
     assert tables[0] == tables[1] == ["in ATen", "in PyTorch", "outside PyTorch"]

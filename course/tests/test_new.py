@@ -87,11 +87,11 @@ def run(*command, cwd=ROOT):
 
 
 def replace(path, *pairs):
-    text = (MINE / path).read_text()
+    text = (MINE / path).read_text(encoding="utf-8")
     for old, new in pairs:
         assert text.count(old) == 1, f"{path}: {old}"
         text = text.replace(old, new)
-    (MINE / path).write_text(text)
+    (MINE / path).write_text(text, encoding="utf-8")
 
 
 def fill_in(name, number):
@@ -151,7 +151,10 @@ def fill_in(name, number):
         ),
     )
     docs = MINE / "torch/_torch_docs.edit.py"
-    docs.write_text(docs.read_text().replace(f"TODO({name})", "Of a test"))
+    docs.write_text(
+        docs.read_text(encoding="utf-8").replace(f"TODO({name})", "Of a test"),
+        encoding="utf-8",
+    )
     folder = f"stack/{number:02d}-{name.replace('_', '-')}"
     replace(
         f"{folder}/commit.md",

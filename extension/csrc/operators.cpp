@@ -239,10 +239,6 @@ class SharedBatch {
   size_t used_ = 0;
 };
 
-Form form_of(bool is_causal, double scale) {
-  return {scale, is_causal ? 0 : Form::NO_DIAGONAL};
-}
-
 // If is_causal, the columns of attn that are masked in all rows don't count.
 Sizes sizes_of(const Tensor& q, const Tensor& v, bool is_causal) {
   const auto m = q.size(-2);

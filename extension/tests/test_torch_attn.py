@@ -53,7 +53,7 @@ def test_same_bits_as_native(dtype):
 
 def test_readme():
     page = Path(__file__).parents[1] / "README.md"
-    (code,) = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S)
+    (code,) = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
     exec(code, {})
 
 

@@ -119,9 +119,21 @@ def _attn_of(q, k, is_causal, scale):
     return attn.tril() if is_causal else attn
 
 
+def _seen(q, x, is_causal):
+    """Those rows of x, which is k or v, that some query sees: the others may hold anything."""
+    return x[..., : q.shape[-2], :] if is_causal else x
+
+
+def _of_all(grad, x):
+    """The gradient of x for that of its rows that are seen."""
+    unseen = x.shape[-2] - grad.shape[-2]
+    return torch.nn.functional.pad(grad, (0, 0, 0, unseen)) if unseen else grad
+
+
 def attn_output(q, k, v, is_causal=False, scale=1.0):
     """Returns output = attn v with attn = tanh(scale q kᵀ), or 0 above the diagonal if causal."""
     check("attn_output", q, k, v, grouped=True)
+    k, v = _seen(q, k, is_causal), _seen(q, v, is_causal)
     return _attn_of(q, k, is_causal, scale) @ v
 
 
@@ -133,6 +145,8 @@ def attn_output_backward(grad_output, q, k, v, is_causal, scale, output_mask):
     are sums over the samples that share them.
     """
     check_output_backward(grad_output, q, k, v)
+    all_k, all_v = k, v
+    k, v = _seen(q, k, is_causal), _seen(q, v, is_causal)
     attn = _attn_of(q, k, is_causal, scale)
     needs_q, needs_k, needs_v = output_mask
     grad_q = grad_k = grad_v = None
@@ -141,7 +155,8 @@ def attn_output_backward(grad_output, q, k, v, is_causal, scale, output_mask):
         grad_scores = grad_scores if scale == 1 else grad_scores * scale
         grad_scores = grad_scores.tril() if is_causal else grad_scores
         grad_q = grad_scores @ k.conj() if needs_q else None
-        grad_k = (grad_scores.mT @ q.conj()).sum_to_size(k.shape) if needs_k else None
+        if needs_k:
+            grad_k = _of_all((grad_scores.mT @ q.conj()).sum_to_size(k.shape), all_k)
     if needs_v:
-        grad_v = (attn.mH @ grad_output).sum_to_size(v.shape)
+        grad_v = _of_all((attn.mH @ grad_output).sum_to_size(v.shape), all_v)
     return grad_q, grad_k, grad_v

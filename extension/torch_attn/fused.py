@@ -63,7 +63,8 @@ def attn_output(
 ) -> Tensor:
     """The output of `attn` alone: attn = tanh(scale q kᵀ), output = attn v.
 
-    The m x n matrix exists only as tiles, also in the backward, which computes them again.
+    Where `attn` is fused, the m x n matrix exists only as tiles, also in the backward, which
+    computes them again. Forward AD and second derivatives take the whole matrix.
 
     Args:
         q, k, v: as for `attn`, but batch dimensions of both k and v may be 1, so that samples of q

@@ -11,6 +11,8 @@ from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 
+from packaging.tags import sys_tags
+from packaging.utils import parse_wheel_filename
 from wheel.wheelfile import WheelError, WheelFile
 
 from fork.console import Step, step
@@ -64,7 +66,7 @@ class Base:
 
     @cached_property
     def _tag(self) -> re.Match:
-        wheel = (self.dist_info / "WHEEL").read_text()
+        wheel = (self.dist_info / "WHEEL").read_text(encoding="utf-8")
         found = re.search(r"^Tag: (\w+-\w+)-\w*linux(?:\d+|_\d+_\d+)?_(\w+)$", wheel, re.M)
         if found is None:
             raise ForkError(f"torch {self.version}: the wheel is not for Linux")
@@ -73,7 +75,7 @@ class Base:
     @property
     def record(self) -> str:
         """Every file with its hash."""
-        return (self.dist_info / "RECORD").read_text()
+        return (self.dist_info / "RECORD").read_text(encoding="utf-8")
 
     def files(self) -> list[str]:
         """The paths of the wheel's files, but for RECORD."""
@@ -96,7 +98,7 @@ class Base:
         """One of the CMake files that the wheel brings, which say how it was compiled."""
         path = self.folder / "torch" / "share" / "cmake" / file
         try:
-            return path.read_text()
+            return path.read_text(encoding="utf-8")
         except OSError:
             raise ForkError(f"torch {self.version}: the wheel has no {path.name}") from None
 
@@ -108,31 +110,57 @@ def get(base: str, cache: Path, of_pypi: bool = False, machine: str = platform.m
     `of_pypi` a release is compared as a string: 2.13.0 is not the 2.13.0+cpu that another index may
     have.
     """
+    graftable(base)
     if base == INSTALLED:
         return _installed()
     if base.endswith(".whl"):
         wheel = Path(base)
-        if not wheel.is_file():
-            raise ForkError(f"{base}: no such wheel")
-    else:
-        known = [r["torch"] for r in RELEASES if r.get("graft")]
-        if base not in known:
-            raise ForkError(
-                f"torch {base}: not a release that the graft supports: {', '.join(known)}"
-            )
-        if (wheel := _find(base, cache, machine)) is None:
-            with step(f"download torch {base}") as doing:
-                which, equals = f" for this Python ({_tag()})", "===" if of_pypi else "=="
-                # pip looks for wheels for this machine, unless it is told of another.
-                other = () if machine == platform.machine() else (f"--platform={OTHER}_{machine}",)
-                download_wheel(base, cache, doing, which, equals=equals, options=other)
-                wheel = _find(base, cache, machine)
-                doing.done = wheel.name
+    elif (wheel := _find(base, cache, machine)) is None:
+        with step(f"download torch {base}") as doing:
+            which, equals = f" for this Python ({_tag()})", "===" if of_pypi else "=="
+            # pip looks for wheels for this machine, unless it is told of another.
+            other = () if machine == platform.machine() else (f"--platform={OTHER}_{machine}",)
+            download_wheel(base, cache, doing, which, equals=equals, options=other)
+            wheel = _find(base, cache, machine)
+            doing.done = wheel.name
     folder = cache / wheel.stem
     if not (folder / UNPACKED).exists():
         with step(f"unpack {wheel.name}") as doing:
             _unpack(wheel, folder, doing)
     return Base(folder)
+
+
+def graftable(base: str) -> str:
+    """Returns `base` if it can be one; raises ForkError otherwise, before anything is made."""
+    known = [r["torch"] for r in RELEASES if r.get("graft")]
+    if base == INSTALLED:
+        _installed()
+    elif base.endswith(".whl"):
+        _check_wheel(Path(base))
+    elif base not in known:
+        raise ForkError(f"torch {base}: not a release that the graft supports: {', '.join(known)}")
+    return base
+
+
+def _check_wheel(wheel: Path) -> None:
+    """Raises ForkError if the user's own wheel is no base for the running Python."""
+    if not wheel.is_file():
+        raise ForkError(f"{wheel}: no such wheel")
+    try:
+        name, _, _, tags = parse_wheel_filename(wheel.name)
+    except ValueError:
+        name = ""
+    if name != "torch":
+        raise ForkError(f"{wheel}: not a wheel of torch, by its name")
+    if tags.isdisjoint(sys_tags()):
+        raise ForkError(f"{wheel}: not a wheel for {sys.executable} ({_tag()}) on this machine")
+    _check_release(Upstream(wheel), str(wheel))
+
+
+def _check_release(upstream: Upstream, what: str) -> None:
+    known = [r["torch"] for r in RELEASES]
+    if str(upstream.release) not in known:
+        raise ForkError(f"{what}: not a release that the fork knows: {', '.join(known)}")
 
 
 def _installed() -> Base:
@@ -146,9 +174,7 @@ def _installed() -> Base:
             raise ForkError(f"{what}: not installed from a wheel: no RECORD has its files")
         base = Base(folder)
         base.name = f"torch-{base.version}-{_tag()}-{INSTALLED}"  # +cu130 is in no dist-info's name
-        known = [r["torch"] for r in RELEASES]
-        if str(base.upstream.release) not in known:
-            raise ForkError(f"{what}: not a release that the fork knows: {', '.join(known)}")
+        _check_release(base.upstream, what)
         return base
     raise ForkError(f"no pristine torch is installed for {sys.executable}: name a release, BASE=")
 
@@ -191,6 +217,8 @@ def _unpack(wheel: Path, folder: Path, doing: Step) -> None:
                     (partial / info.filename).chmod(0o755)
             (partial / UNPACKED).touch()
     except (WheelError, zipfile.BadZipFile) as e:
+        if wheel.parent != folder.parent:  # the user's own
+            raise ForkError(f"{wheel}: broken ({e})") from None
         wheel.unlink()
         raise ForkError(f"{wheel.name}: broken ({e}); removed it, so run this again") from None
     except OSError as e:

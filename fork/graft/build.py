@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import re
 import shutil
+import subprocess
 import sys
 import sysconfig
 from functools import cached_property
@@ -30,12 +32,14 @@ from fork.overlay import (
     target_of,
     wheel_place,
 )
-from fork.project import PROJECT
+from fork.project import LOCAL, PROJECT
 
 HERE = Path(__file__).parent
 CPP = HERE / "cpp"
 # The folder whose sources are compiled for several sets of instructions.
 CPU_KERNELS = "aten/src/ATen/native/cpu/"
+VERSION = "torch/version.py"
+EXPORTS = HERE / "exports.map"
 
 
 class Toolchain(NamedTuple):
@@ -79,27 +83,45 @@ class Graft:
         wheels = self.dir / ("wheel-deflated" if compress else "wheel")
         stamp = wheels.with_suffix(".stamp")
         made = sorted(wheels.glob("*.whl"))
-        if len(made) == 1 and stamp.exists() and stamp.read_text() == self.fingerprint:
+        if (
+            len(made) == 1
+            and stamp.exists()
+            and stamp.read_text(encoding="utf-8") == self.fingerprint
+        ):
             return made[0]
         stamp.unlink(missing_ok=True)
         self.make()
         with step("pack the wheel") as doing:
             wheel = pack(self.base, self.stage, wheels, compress)
             doing.done = f"{wheel.name}, {wheel.stat().st_size / 1e6:.0f} MB"
-        stamp.write_text(self.fingerprint)
+        stamp.write_text(self.fingerprint, encoding="utf-8")
         return wheel
 
     def make(self) -> None:
         """Stages all that the wheel gets."""
         self.prepare()
-        if NATIVE not in self.tree:
+        if NATIVE in self.tree:
+            if isinstance(self.nvcc, str) and cuda.built_for(self.base):
+                console.print(f"  {self.nvcc}", markup=False)
+            with step("compile") as doing:
+                doing.done = self.compile(doing)
+            check_exports(self.dir / "cmake", "libtorch.so")
+            self.stage_products()
+        else:
             console.print(f"  {self.commit.folder.name} has no native function: nothing to compile")
-            return
-        if isinstance(self.nvcc, str) and cuda.built_for(self.base):
-            console.print(f"  {self.nvcc}", markup=False)
-        with step("compile") as doing:
-            doing.done = self.compile(doing)
-        self.stage_products()
+        self.stage_version()
+
+    def stage_version(self) -> None:
+        """Stages torch/version.py, with a line that says what this graft is made of.
+
+        The keys of Inductor's and AOTAutograd's caches have all Python files of torch in them, and
+        no C++: by this line a program that was compiled with another formula is compiled again.
+        """
+        base = self.base
+        text = (base.folder / VERSION).read_text(encoding="utf-8")
+        text = text.replace(f"'{base.version}'", f"'{base.grafted_version}'", 1)
+        made = f"{LOCAL.replace('.', '_')} = '{self.fingerprint}'\n"
+        write_changed(self.stage / VERSION, f"{text.rstrip()}\n{made}".encode())
 
     def prepare(self) -> None:
         """Stages the overlay's files and generates code: all that needs no compiler."""
@@ -135,8 +157,10 @@ class Graft:
         for place, name in ((self.dir, "GRAFT"), (self.base.folder, "BASE"), (self.root, "ROOT")):
             flags = flags.replace(str(place), name)
         found["graft.cmake"] = flags.encode()
-        for file in (self.root / "CMakeLists.txt", HERE / "capabilities.cmake"):
-            found[file.name] = re.sub(r"^\s*#.*\n", "", file.read_text(), flags=re.M).encode()
+        for file in (self.root / "CMakeLists.txt", HERE / "capabilities.cmake", EXPORTS):
+            found[file.name] = re.sub(
+                r"^\s*#.*\n", "", file.read_text(encoding="utf-8"), flags=re.M
+            ).encode()
         return found
 
     def check_kernels(self) -> None:
@@ -154,7 +178,7 @@ class Graft:
         for made in (self.dir / "cmake").rglob("*.cu.o"):
             made.unlink()
         self.make()
-        return cuda.kernels((self.dir / "ninja.log").read_text())
+        return cuda.kernels((self.dir / "ninja.log").read_text(encoding="utf-8"))
 
     @cached_property
     def fingerprint(self) -> str:
@@ -197,7 +221,7 @@ class Graft:
             target = target_of(path)
             if target is None or not is_source(target):
                 continue
-            if not Edit.parse(path, file.read_text()).holds(self.base.upstream):
+            if not Edit.parse(path, file.read_text(encoding="utf-8")).holds(self.base.upstream):
                 continue
             context = CPP / Path(target).name
             if not context.is_file():
@@ -269,7 +293,7 @@ class Graft:
         build = self.dir / ("sanitized" if sanitized else "cmake")
         config = self.dir / "graft.cmake"
         write_changed(config, self.configuration().encode())
-        if not (build / "build.ninja").exists():
+        if not paths.set_up(build, self.root):
             shutil.rmtree(build, ignore_errors=True)
             flags = ["-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", f"-DGRAFT_CONFIG={config}"]
             flags.append(f"-DGRAFT_SANITIZE={sanitized:d}")
@@ -292,10 +316,32 @@ class Graft:
             "torch/_VF.pyi": "_VariableFunctions.pyi",
             "torch/return_types.pyi": "return_types.pyi",
         }.items():
-            ours = (self.gen / "stubs" / stub).read_text()
+            ours = (self.gen / "stubs" / stub).read_text(encoding="utf-8")
             file = self.stage / place
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text((self.base.folder / place).read_text().rstrip("\n") + "\n\n" + ours)
+            file.write_text(
+                (self.base.folder / place).read_text(encoding="utf-8").rstrip("\n") + "\n\n" + ours,
+                encoding="utf-8",
+            )
+
+
+def check_exports(build: Path, library: str) -> None:
+    """Raises ForkError if the library exports what the machine's C++ library defines itself.
+
+    It would stand in front of that one for everything that is loaded after it.
+    """
+    nm = re.search(
+        r"^CMAKE_NM:\w+=(.*)$", (build / "CMakeCache.txt").read_text(encoding="utf-8"), re.M
+    )[1]
+    command = [nm, "--dynamic", "--defined-only", "--format=posix", build / library]
+    lines = subprocess.check_output(command, text=True).splitlines()
+    machines = ctypes.CDLL("libstdc++.so.6")
+    names = [name for name in (line.split()[0] for line in lines) if hasattr(machines, name)]
+    if names:
+        raise ForkError(
+            f"{library} exports {len(names)} symbols of the C++ library, {names[0]} for one: "
+            "`import torch` would crash. Set CXX to a compiler that links libstdc++.so"
+        )
 
 
 def made_of(root: Path, tree: dict[str, Path]) -> dict[str, Path]:

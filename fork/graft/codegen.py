@@ -20,14 +20,20 @@ def generate(torchgen_parent: Path, native: Path, derivatives: Path, out: Path) 
     # torchgen reads its input from one folder: our entries with the base's tags and templates.
     source = out / "source"
     (source / "native").mkdir(parents=True)
-    (source / "native" / "native_functions.yaml").write_text(native.read_text() or "[]\n")
+    (source / "native" / "native_functions.yaml").write_text(
+        native.read_text(encoding="utf-8") or "[]\n", encoding="utf-8"
+    )
     tags = source / "native" / "tags.yaml"
-    tags.write_text((packaged / "ATen" / "native" / "tags.yaml").read_text())
+    tags.write_text(
+        (packaged / "ATen" / "native" / "tags.yaml").read_text(encoding="utf-8"), encoding="utf-8"
+    )
     (source / "templates").symlink_to(packaged / "ATen" / "templates")
     autograd = out / "source-autograd"
     autograd.mkdir()
-    (autograd / "derivatives.yaml").write_text(derivatives.read_text() or "[]\n")
-    (autograd / "deprecated.yaml").write_text("[]\n")
+    (autograd / "derivatives.yaml").write_text(
+        derivatives.read_text(encoding="utf-8") or "[]\n", encoding="utf-8"
+    )
+    (autograd / "deprecated.yaml").write_text("[]\n", encoding="utf-8")
     (autograd / "templates").symlink_to(packaged / "autograd" / "templates")
 
     from torchgen import dest, gen
@@ -40,7 +46,7 @@ def generate(torchgen_parent: Path, native: Path, derivatives: Path, out: Path) 
     sys.argv = [*argv, "--aoti_install_dir", str(out / "aoti"), "--update-aoti-c-shim"]
     gen.main()
     schema = out / "ATen" / "RegisterSchema.cpp"
-    schema.write_text(fragment(schema.read_text()))
+    schema.write_text(fragment(schema.read_text(encoding="utf-8")), encoding="utf-8")
 
     from autograd.gen_autograd import gen_autograd, gen_autograd_python
     from torchgen.selective_build.selector import SelectiveBuilder
@@ -97,8 +103,8 @@ def write_stubs(native: str, tags: str, out: Path) -> None:
         if named is not None:
             types_pyi.append(named[1])
     out.mkdir()
-    (out / "_VariableFunctions.pyi").write_text("\n".join(functions_pyi) + "\n")
-    (out / "return_types.pyi").write_text("\n".join(types_pyi) + "\n")
+    (out / "_VariableFunctions.pyi").write_text("\n".join(functions_pyi) + "\n", encoding="utf-8")
+    (out / "return_types.pyi").write_text("\n".join(types_pyi) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -69,8 +69,8 @@ def generate(
     native, derivatives = folder / "native_functions.yaml", folder / "derivatives.yaml"
     entries = _entries(base, tree, NATIVE)
     # Nothing would define the functions of such a key, and the base's libraries call them.
-    native.write_text(entries if with_cuda else without_key(entries, "CUDA"))
-    derivatives.write_text(_entries(base, tree, DERIVATIVES))
+    native.write_text(entries if with_cuda else without_key(entries, "CUDA"), encoding="utf-8")
+    derivatives.write_text(_entries(base, tree, DERIVATIVES), encoding="utf-8")
     nothing = Path(os.devnull)
     fresh, none = folder / "generated", folder / "generated-none"
     for out, inputs in ((fresh, (native, derivatives)), (none, (nothing, nothing))):
@@ -89,7 +89,11 @@ def generate(
 
 def _entries(base: Base, tree: dict[str, Path], path: str) -> str:
     """Our entries of a YAML file for this release, as input for the generator."""
-    return Edit.parse(path, tree[path].read_text()).code(base.upstream) if path in tree else ""
+    return (
+        Edit.parse(path, tree[path].read_text(encoding="utf-8")).code(base.upstream)
+        if path in tree
+        else ""
+    )
 
 
 def _headers(base: Base, fresh: Path, none: Path) -> dict[str, str]:
@@ -100,8 +104,10 @@ def _headers(base: Base, fresh: Path, none: Path) -> dict[str, str]:
             name = f"{place}/{header.name}"
             wheel = base.folder / "torch" / "include" / name
             if wheel.is_file():  # not one that only a source build has
-                texts = ((f / made / header.name).read_text() for f in (none, fresh))
-                if merged := merge(name, *texts, wheel.read_text()):
+                texts = (
+                    (f / made / header.name).read_text(encoding="utf-8") for f in (none, fresh)
+                )
+                if merged := merge(name, *texts, wheel.read_text(encoding="utf-8")):
                     found[f"include/{name}"] = merged
     return found
 
@@ -110,9 +116,9 @@ def _shims(base: Base, stage: Path, aoti: Path) -> list[Path]:
     """The sources of our operators' C functions, for the devices that the base is built for."""
     found = []
     for made in sorted(aoti.glob("c_shim_*.h")):
-        declared = re.findall(r"^AOTI_TORCH_EXPORT .*", made.read_text(), re.M)
+        declared = re.findall(r"^AOTI_TORCH_EXPORT .*", made.read_text(encoding="utf-8"), re.M)
         header = stage / "torch" / "include" / SHIMS / made.name
-        text = header.read_text() if header.exists() else ""
+        text = header.read_text(encoding="utf-8") if header.exists() else ""
         for line in declared:
             if line not in text:
                 raise ForkError(f"{SHIMS}/{made.name}: the overlay does not add: {line}")
@@ -138,7 +144,7 @@ def _select(
     skip = re.compile(r".*_\d+\.cpp|(python_|ViewFuncs|Functions).*")
     registers = re.compile(r"^\s*m\.(impl|def)\(", re.M)
     for source in [*aten.glob("*.cpp"), *autograd.glob("*.cpp")]:
-        if not skip.fullmatch(source.name) and registers.search(source.read_text()):
+        if not skip.fullmatch(source.name) and registers.search(source.read_text(encoding="utf-8")):
             files[f"op/{source.name}"] = source
     files["op/OperatorsEverything.cpp"] = aten / "OperatorsEverything.cpp"
     if with_derivatives:
@@ -146,7 +152,7 @@ def _select(
     for name in ("functionsEverything", "torch_functionsEverything", "return_types"):
         files[f"python/python_{name}.cpp"] = autograd / f"python_{name}.cpp"
     files |= {f"stubs/{s.name}": s for s in (fresh / "stubs").iterdir()}
-    wanted |= {place: file.read_text() for place, file in files.items()}
+    wanted |= {place: file.read_text(encoding="utf-8") for place, file in files.items()}
     if (register := "op/RegisterCUDAEverything.cpp") in wanted:
         # These ask for headers of cuBLAS and others, which need not be there, and declare
         # nothing that is used.

@@ -48,7 +48,7 @@ def exchange(graft: Graft, venv: Path) -> bool:
     more, and Python would compile all of torch again.
     """
     stamp, base = venv / STAMP, graft.base
-    before = stamp.read_text() if stamp.exists() else UNDER_WAY
+    before = stamp.read_text(encoding="utf-8") if stamp.exists() else UNDER_WAY
     info = f"torch-{base.grafted_version}.dist-info/RECORD"
     record = next(iter(venv.glob(f"lib/python3*/site-packages/{info}")), None)
     if record is None or before == UNDER_WAY:
@@ -57,8 +57,8 @@ def exchange(graft: Graft, venv: Path) -> bool:
         return True
     graft.make()
     with step("install what differs") as doing:
-        stamp.write_text(UNDER_WAY)
-        site, rows = record.parent.parent, _rows(record.read_text())
+        stamp.write_text(UNDER_WAY, encoding="utf-8")
+        site, rows = record.parent.parent, _rows(record.read_text(encoding="utf-8"))
         of_base = _rows(base.record)
         wanted = {path: (base.folder / path, of_base[path]) for path in base.files()}
         for path in files_under(graft.stage):
@@ -66,7 +66,7 @@ def exchange(graft: Graft, venv: Path) -> bool:
             digest = urlsafe_b64encode(sha256(content).digest()).decode()
             wanted[path] = (graft.stage / path, [f"sha256={digest}", str(len(content))])
         # The files that describe the wheel, and pip's own, are the same for every graft of a base.
-        same = re.compile(rf"torch-[^/]+\.dist-info/.*|torch/version\.py|{ADDED.pattern}")
+        same = re.compile(rf"torch-[^/]+\.dist-info/.*|{ADDED.pattern}")
         wanted = {path: of for path, of in wanted.items() if not same.fullmatch(path)}
         changed = [path for path, (_, row) in wanted.items() if rows.get(path) != row]
         gone = [path for path in rows if path not in wanted and not same.fullmatch(path)]
@@ -77,9 +77,9 @@ def exchange(graft: Graft, venv: Path) -> bool:
             (site / path).unlink(missing_ok=True)
             del rows[path]
         rows |= {path: wanted[path][1] for path in changed}
-        with record.open("w", newline="") as file:
+        with record.open("w", encoding="utf-8", newline="") as file:
             csv.writer(file, lineterminator="\n").writerows([p, *row] for p, row in rows.items())
-        stamp.write_text(graft.fingerprint)
+        stamp.write_text(graft.fingerprint, encoding="utf-8")
         doing.done = f"{len(changed) + len(gone)} files"
     return True
 
@@ -112,11 +112,11 @@ def install(wheel: Path, fingerprint: str, venv: Path) -> None:
     site = next(iter(sorted(venv.glob("lib/python3*/site-packages"))), None)
     if site is None:
         raise ForkError(f"{venv}: not a virtual environment")
-    before = stamp.read_text() if stamp.exists() else ""
+    before = stamp.read_text(encoding="utf-8") if stamp.exists() else ""
     if before == fingerprint and (site / "torch" / "version.py").exists():
         return
     with step(f"install {wheel.name}"):
-        stamp.write_text(UNDER_WAY)
+        stamp.write_text(UNDER_WAY, encoding="utf-8")
         if before == UNDER_WAY:
             clear(site)
         pip = [venv / "bin" / "python", "-m", "pip", "install", "--no-compile"]
@@ -128,7 +128,7 @@ def install(wheel: Path, fingerprint: str, venv: Path) -> None:
             link_libraries(site)  # torch's dependencies are there, or nowhere
         else:
             run([*pip, wheel], log, wrong)
-        stamp.write_text(fingerprint)
+        stamp.write_text(fingerprint, encoding="utf-8")
 
 
 def link_libraries(site: Path) -> None:
@@ -141,7 +141,7 @@ def link_libraries(site: Path) -> None:
         link = site / name
         if link.is_symlink():
             link.unlink()
-        for place in (site / BORROWED).read_text().splitlines():
+        for place in (site / BORROWED).read_text(encoding="utf-8").splitlines():
             if not link.exists() and (found := Path(place) / name).is_dir():
                 link.symlink_to(found)
 

@@ -29,7 +29,6 @@ def pack(base: Base, stage: Path, into: Path, compress: bool) -> Path:
     changed_meta = {
         f"{dist_info}/METADATA": lambda text: header(text, Version=version),
         f"{dist_info}/WHEEL": lambda text: header(text, Tag=tag, Generator="fork.graft"),
-        "torch/version.py": lambda text: text.replace(f"'{base.version}'", f"'{version}'", 1),
     }
     how = zipfile.ZIP_DEFLATED if compress else zipfile.ZIP_STORED
     try:

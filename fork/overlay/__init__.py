@@ -7,6 +7,7 @@ from fork.overlay.releases import RELEASES, default_release, download_wheel, sui
 from fork.overlay.stack import (
     BUILT,
     DERIVATIVES,
+    IS_TRAILER,
     NATIVE,
     SECTIONS,
     TRAILER,

@@ -32,9 +32,10 @@ def check(stack: Stack, *, fetch: bool = False, others: Iterable[Path] = ()) -> 
     if problems := stack.problems():
         return problems  # without these files no tree can be made
     console.print(f"{len(stack.commits)} commits, {len(stack.tree())} files: sound")
+    named = [*map(Upstream, others)]  # what is wrong with one is said before a download
     if fetch:
         fetch_anchors(paths.ANCHORS)
-    upstreams = [*at_hand(), *map(Upstream, others)]
+    upstreams = [*at_hand(), *named]
     edited = [target for path in stack.tree() if (target := target_of(path))]
     for upstream in upstreams:
         found: dict[str, str] = {}  # what does not fit -> the first commit in which it doesn't

@@ -146,10 +146,11 @@ class Edit(Held):
     def apply(self, text: str, upstream: Upstream) -> str | None:
         """`text` with every block in its place; None if all of them already stand there."""
         lines = text.splitlines(keepends=True)
+        end = "\r\n" if lines[:1] and lines[0].endswith("\r\n") else "\n"
         inserts: list[tuple[int, list[str]]] = []
         present = 0
         for block, start, blanks in self.places(lines, upstream):
-            new = [line + "\n" for line in block.lines] + ["\n"] * blanks
+            new = [line + end for line in [*block.lines, *[""] * blanks]]
             stands = lines[start - len(new) : start], lines[start : start + len(new)]
             if new == stands[0 if block.side == "before" else 1]:
                 present += 1
@@ -165,7 +166,7 @@ class Edit(Held):
             return None
         for start, new in sorted(inserts, reverse=True):  # from the end, so that places stay right
             if start and not lines[start - 1].endswith("\n"):
-                lines[start - 1] += "\n"
+                lines[start - 1] += end
             lines[start:start] = new
         return "".join(lines)
 
@@ -208,8 +209,8 @@ def resolve(tree: dict[str, Path], upstream: Upstream) -> Resolved:
         if upstream.place(target or path) is None:
             continue  # a wheel has no tests, documentation or C++ sources
         if target is None:
-            old, new = upstream.read(path), file.read_text()
-            if old == new:
+            old, new = upstream.read(path), file.read_text(encoding="utf-8")
+            if old is not None and old.replace("\r\n", "\n") == new:
                 out.present.append(path)
             elif old is not None:
                 raise ForkError(
@@ -218,7 +219,7 @@ def resolve(tree: dict[str, Path], upstream: Upstream) -> Resolved:
             else:
                 out.written[path] = new.encode()
             continue
-        edit = Edit.parse(path, file.read_text())
+        edit = Edit.parse(path, file.read_text(encoding="utf-8"))
         if not edit.holds(upstream):
             continue
         old = upstream.read(target)

@@ -32,7 +32,7 @@ def missing_imports(tree: dict[str, Path], upstream: Upstream) -> list[str]:
 
     files = {}
     for path, file in sorted(tree.items()):
-        text, target = file.read_text(), target_of(path)
+        text, target = file.read_text(encoding="utf-8"), target_of(path)
         if path.endswith(".py") and IMPORT.search(text):
             files[path] = written.get(target, "") if target else text
     return [

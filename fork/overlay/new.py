@@ -135,7 +135,7 @@ def new(root: Path, name: str, schema: str, into: Path | None = None) -> list[st
     for path, text in files.items():
         if (target / path).exists():
             last = [c for c in commits if path in c.files][-1]
-            kept[f"{last}/{path}"] = old = (target / path).read_text()
+            kept[f"{last}/{path}"] = old = (target / path).read_text(encoding="utf-8")
             files[path] = joined(path, old, text)
     message = f"{commit}/commit.md"
     texts = files | kept | {message: commit.text()}
@@ -228,7 +228,9 @@ def upstream_has(name: str) -> bool:
     import torchgen
 
     native = Path(torchgen.__file__).parent / "packaged/ATen/native/native_functions.yaml"
-    declared = re.search(rf"^- func: {re.escape(name)}[.(]", native.read_text(), re.M)
+    declared = re.search(
+        rf"^- func: {re.escape(name)}[.(]", native.read_text(encoding="utf-8"), re.M
+    )
     return bool(declared) or hasattr(torch, name)
 
 
@@ -272,7 +274,7 @@ def fill(template: str, op: Operator) -> str:
         "signature": op.signature,
         "tensors": ", ".join(tensors),
     }
-    return Template((HERE / template).read_text()).substitute(words)
+    return Template((HERE / template).read_text(encoding="utf-8")).substitute(words)
 
 
 def joined(path: str, old: str, more: str) -> str:

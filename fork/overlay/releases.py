@@ -11,7 +11,7 @@ from packaging.version import Version
 
 from fork.console import Step, run, step
 
-RELEASES = yaml.safe_load((Path(__file__).parent / "releases.yaml").read_text())
+RELEASES = yaml.safe_load((Path(__file__).parent / "releases.yaml").read_text(encoding="utf-8"))
 # The first pip that reports a download's progress for programs: the bytes that are here, and all.
 RAW = Version("24.1")
 PROGRESS = re.compile(r"Progress (\d+) of (\d+)")

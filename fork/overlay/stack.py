@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections import Counter
@@ -25,9 +26,12 @@ FOLDER = re.compile(r"^(\d\d)-[a-z0-9]+(?:-[a-z0-9]+)*$")
 SECTIONS = ("Why", "Review order", "Test plan")
 # In a real commit, the line that names its folder here, whatever becomes of its title.
 TRAILER = "Stack-commit"
+# Any trailer of a message: a key of a word or more, and a value.
+IS_TRAILER = re.compile(r"[A-Za-z0-9-]+(?: [A-Za-z0-9-]+)*: \S.*")
 PATCH_BEGINS = re.compile(r"^(---|diff -|Index: ).*", re.M)
 # What a suite that does not pass is called in PyTorch's tests; skipIf/skipUnless is not a debt.
 DEBT = re.compile(r"\bunittest\.(expectedFailure|skip)\b|\b(xfail|skip)\(")
+KEYS = {"files": "paths", "removes": "paths", "trailers": "lines"}  # of a commit.md: lists
 MOST_CODE = 900  # lines that a reviewer takes at once
 LITTER = re.compile(r"__pycache__|\..*|.*\.egg-info|.*\.pyc")
 
@@ -48,7 +52,7 @@ def files_under(folder: Path, skip: Set[str] = frozenset()) -> list[str]:
 
 def operators(native: Path) -> list[str]:
     """The public operators that a version of the overlay's NATIVE declares; none if it isn't."""
-    text = native.read_text() if native.is_file() else ""
+    text = native.read_text(encoding="utf-8") if native.is_file() else ""
     return re.findall(r"^- func: ([a-z]\w*)[.(]", text, re.M)
 
 
@@ -73,6 +77,11 @@ def kind_of(path: str) -> str:
     return "code"
 
 
+def _quoted(line: str) -> str:
+    """Makes a string of YAML, in the quotes that mdformat prefers."""
+    return json.dumps(line, ensure_ascii=False) if "'" in line else f"'{line}'"
+
+
 @dataclass(frozen=True)
 class Commit:
     """One commit of the series: what `stack/NN-name/commit.md` says."""
@@ -83,6 +92,12 @@ class Commit:
     body: str
     files: tuple[str, ...]
     removes: tuple[str, ...]
+    trailers: tuple[str, ...] = ()  # what stands beside TRAILER, such as `Signed-off-by: NAME`
+
+    @property
+    def name(self) -> str:
+        """The folder's name without the number."""
+        return self.folder.name.partition("-")[2]
 
     def __str__(self) -> str:
         return f"{self.folder.parent.name}/{self.folder.name}"
@@ -94,7 +109,7 @@ class Commit:
             raise ForkError(f"{folder}: a commit's folder is called NN-name")
         message = folder / "commit.md"
         try:
-            text = message.read_text()
+            text = message.read_text(encoding="utf-8")
         except OSError:
             raise ForkError(f"{folder}: has no commit.md") from None
         parts = re.match(r"---\n(.*?)---\n+# (.+?)\n+(.*)", text, re.S)
@@ -106,14 +121,17 @@ class Commit:
             front = yaml.safe_load(parts[1]) or {}
         except yaml.YAMLError as e:
             raise ForkError(f"{message}: front matter: {' '.join(str(e).split())}") from None
-        if not isinstance(front, dict) or set(front) - {"files", "removes"}:
-            raise ForkError(f"{message}: front matter has the keys 'files' and 'removes', no other")
+        if not isinstance(front, dict) or set(front) - {*KEYS}:
+            raise ForkError(f"{message}: front matter has the keys {', '.join(KEYS)}, no other")
         lists = {}
-        for key in ("files", "removes"):
+        for key, what in KEYS.items():
             value = front.get(key) or []
             if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
-                raise ForkError(f"{message}: '{key}' is a list of paths")
-            if value != sorted(set(value)):
+                raise ForkError(f"{message}: '{key}' is a list of {what}")
+            if key == "trailers":
+                if not all(map(IS_TRAILER.fullmatch, value)):
+                    raise ForkError(f"{message}: each of the 'trailers' is a line 'Key: value'")
+            elif value != sorted(set(value)):
                 raise ForkError(f"{message}: '{key}' is sorted, and names each path once")
             lists[key] = tuple(value)
         return cls(int(named[1]), folder, parts[2].strip(), parts[3], **lists)
@@ -125,9 +143,13 @@ class Commit:
     def text(self) -> str:
         """What commit.md says; `load` reads it."""
         front = "".join(
-            f"{key}:\n" + "".join(f"  - {path}\n" for path in paths)
-            for key, paths in (("files", self.files), ("removes", self.removes))
-            if paths
+            f"{key}:\n" + "".join(f"  - {line}\n" for line in lines)
+            for key, lines in (
+                ("files", self.files),
+                ("removes", self.removes),
+                ("trailers", [*map(_quoted, self.trailers)]),
+            )
+            if lines
         )
         return f"---\n{front}---\n\n# {self.title}\n\n{self.body}"
 
@@ -139,7 +161,8 @@ class Commit:
         why, *others = (self.section(title) for title in SECTIONS)
         parts = [self.subject(of), why]
         parts += [f"{t}:\n\n{text}" for t, text in zip(SECTIONS[1:], others, strict=True)]
-        return "\n\n".join([*parts, f"{TRAILER}: {self.folder.name}"]) + "\n"
+        trailers = "\n".join([f"{TRAILER}: {self.folder.name}", *self.trailers])
+        return "\n\n".join([*parts, trailers]) + "\n"
 
     def section(self, title: str) -> str:
         found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", self.body, re.S | re.M)
@@ -201,7 +224,9 @@ class Stack:
         return [
             f"{path}: {what} is still to do"
             for path in self.overlay_files() + kept
-            for what in dict.fromkeys(todo.findall((self.root / path).read_text(errors="replace")))
+            for what in dict.fromkeys(
+                todo.findall((self.root / path).read_text(errors="replace", encoding="utf-8"))
+            )
         ]
 
     def problems(self) -> list[str]:
@@ -267,8 +292,12 @@ class Stack:
         before = self.tree(commit.number - 1)
         counts: Counter = Counter()
         for path in commit.files:
-            new = Counter(self.file(commit, path).read_text().splitlines())
-            old = Counter(before[path].read_text().splitlines()) if path in before else Counter()
+            new = Counter(self.file(commit, path).read_text(encoding="utf-8").splitlines())
+            old = (
+                Counter(before[path].read_text(encoding="utf-8").splitlines())
+                if path in before
+                else Counter()
+            )
             kind = kind_of(path)
             for line, n in (new - old).items():
                 if "@@ " not in line:
@@ -277,14 +306,16 @@ class Stack:
 
     def earlier(self, commit: Commit) -> int:
         """Lines of the versions that the commit keeps of files that a later commit changes."""
-        return sum(len((commit.folder / p).read_text().splitlines()) for p in commit.kept())
+        return sum(
+            len((commit.folder / p).read_text(encoding="utf-8").splitlines()) for p in commit.kept()
+        )
 
     def debts(self, number: int) -> Counter:
         """The xfails and skips of the overlay after commit `number`, as (path, line) -> count."""
         found: Counter = Counter()
         for path, file in self.tree(number).items():
             if path.startswith(("test/", "torch/testing/")):
-                lines = file.read_text().splitlines()
+                lines = file.read_text(encoding="utf-8").splitlines()
                 ours = (line for line in lines if "@@ " not in line)  # an anchor is upstream's
                 found.update((path, line.strip()) for line in ours if DEBT.search(line))
         return found

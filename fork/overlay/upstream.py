@@ -93,7 +93,8 @@ class Upstream:
         if self.root.suffix == ".whl":
             return self._zip.read(packed).decode() if packed in self._zip.NameToInfo else None
         file = self.root / packed
-        return file.read_text() if file.is_file() else None
+        # As bytes: what is read as text loses its CRLF.
+        return file.read_bytes().decode() if file.is_file() else None
 
     def place(self, path: str) -> str | None:
         """Where this upstream keeps the source tree's `path`; None if its kind never holds it."""

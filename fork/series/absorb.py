@@ -9,7 +9,6 @@ from pathlib import Path
 from fork.errors import ForkError
 from fork.overlay import (
     MARK,
-    SECTIONS,
     TRAILER,
     Commit,
     Edit,
@@ -20,8 +19,8 @@ from fork.overlay import (
     target_of,
     write,
 )
-from fork.project import PROJECT
-from fork.series.branch import Found, refuse_unfinished, series_of
+from fork.series.branch import refuse_unfinished
+from fork.series.found import Found, series_of
 from fork.series.git import Git, Revision
 
 # How a file's comments begin, and end, for the marks of an edit that is new.
@@ -45,18 +44,18 @@ def absorb(stack: Stack, tree: Path) -> list[str]:
     base, series = series_of(git, "HEAD")
     refuse_unfinished(git)
     upstream = Revision(git, base)
-    known = {commit.folder.name: commit for commit in stack.commits}
+    known = {commit.name: commit for commit in stack.commits}
     before: Texts = {}
     commits, overlays, wanted = [], [], []
     for number, found in enumerate(series, 1):
         folder = Path(f"{number:02}-{_name(found, known, commits)}")
-        title, body = parse_message(found)
-        commit = known.get(found.folder or "", Commit(number, folder, title, body, (), ()))
-        wanted.append(_changed(git, upstream, found))
+        title, body, trailers = found.parse()
+        commit = known.get(found.name, Commit(number, folder, title, body, (), ()))
+        wanted.append(found.changes(git, upstream))
         after = _overlay(stack, commit, before, upstream, wanted[-1])
         files = tuple(sorted(p for p in after if after[p] != before.get(p)))
         removes = tuple(sorted(set(before) - set(after)))
-        commits.append(Commit(number, folder, title, body, files, removes))
+        commits.append(Commit(number, folder, title, body, files, removes, trailers))
         overlays.append(after)
         before = after
     if not commits:
@@ -78,32 +77,16 @@ def absorb(stack: Stack, tree: Path) -> list[str]:
 
 def _name(found: Found, known: Mapping[str, Commit], before: list[Commit]) -> str:
     """Returns the name of a commit's folder, without the number; a new one is made of the title."""
-    if found.folder and found.folder not in known:
+    words = re.sub(r"[^a-z0-9]+", "-", found.title.lower()).strip("-")
+    name = found.name or words
+    if found.name and name not in known:
         raise ForkError(f"{found}: the stack has no commit {found.folder}")
-    words = re.sub(r"[^a-z0-9]+", "-", _title(found).lower()).strip("-")
-    name = found.folder.partition("-")[2] if found.folder else words
-    if any(commit.folder.name.partition("-")[2] == name for commit in before):
+    if any(commit.name == name for commit in before):
         raise ForkError(
             f"{found}: two commits are called {name}: if one was split, only one part keeps the "
             f"line '{TRAILER}:'"
         )
     return name
-
-
-def _title(found: Found) -> str:
-    return re.sub(rf"^\[{PROJECT} [\d/]+\] ", "", found.message.partition("\n")[0])
-
-
-def _changed(git: Git, upstream: Revision, found: Found) -> dict[str, bytes]:
-    """Returns the files that differ from upstream after a commit, by their paths."""
-    blobs = git.blobs(found.hash)
-    if gone := sorted(set(upstream.blobs) - set(blobs)):
-        raise ForkError(f"{git.folder}: {found} removes {gone[0]}; the overlay only adds lines")
-    return {
-        path: git.blob(blob[1])
-        for path, blob in blobs.items()
-        if blob[1] != upstream.blobs.get(path, ("", ""))[1]
-    }
 
 
 def _overlay(
@@ -113,7 +96,7 @@ def _overlay(
 
     Where the stack's own version of a file gives what is wanted, it is taken unchanged.
     """
-    versions = {path: stack.file(commit, path).read_text() for path in commit.files}
+    versions = {path: stack.file(commit, path).read_text(encoding="utf-8") for path in commit.files}
     overlay = {p: text for p, text in (before | versions).items() if p not in commit.removes}
     given = _resolve(overlay, upstream)
     for path in sorted({*wanted, *given}):
@@ -146,14 +129,14 @@ def _resolve(overlay: Texts, upstream: Revision) -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as scratch:
         files = {path: Path(scratch, str(i)) for i, path in enumerate(overlay)}
         for path, file in files.items():
-            file.write_text(overlay[path])
+            file.write_text(overlay[path], encoding="utf-8")
         return resolve(files, upstream).written
 
 
 def _known_edit(stack: Stack, place: str, old: str, new: str, upstream: Revision) -> str | None:
     """Returns the stack's version of an edit file that makes `new` of `old`, or None."""
     for commit in (c for c in stack.commits if place in c.files):
-        text = stack.file(commit, place).read_text()
+        text = stack.file(commit, place).read_text(encoding="utf-8")
         edit = Edit.parse(place, text)
         if edit.holds(upstream) and edit.apply(old, upstream) == new:
             return text
@@ -259,23 +242,6 @@ def _new_block(path: str, text: str, start: int, lines: list[str], added: list[s
         f"{target_of(path)}:{start + 1}: lines were added here, where neither neighbour is unique "
         f"in the file: write a block in {path} by hand"
     )
-
-
-def parse_message(found: Found) -> tuple[str, str]:
-    """Makes title and body of commit.md from a real commit's message."""
-    rest = found.message.partition("\n")[2]
-    text = re.split(rf"^{TRAILER}: ", rest, flags=re.M)[0].strip("\n")
-    parts = re.split(rf"^(?:{'|'.join(map(re.escape, SECTIONS[1:]))}):$", text, flags=re.M)
-    if len(parts) != len(SECTIONS):
-        words = " and ".join(f"'{title}:'" for title in SECTIONS[1:])
-        fault = f"{found}: its message wants {words}, each on a line of its own, once"
-        squash = "; or squash it into the commit that it belongs to (git rebase -i)"
-        raise ForkError(fault if found.folder else fault + squash)
-    sections = [
-        f"## {t}\n\n{part.rstrip().lstrip(chr(10))}"
-        for t, part in zip(SECTIONS, parts, strict=True)
-    ]
-    return _title(found), "\n\n".join(sections) + "\n"
 
 
 def _lay_out(commits: list[Commit], overlays: list[Texts], root: Path) -> None:

@@ -1,15 +1,14 @@
 """The stack as real commits: a branch of a checkout, and patches for `git am`."""
 
-import re
 import tempfile
 from collections.abc import Iterator, Set
-from dataclasses import dataclass
 from pathlib import Path
 
 from fork.errors import ForkError
-from fork.overlay import TRAILER, Stack, Upstream, resolve
+from fork.overlay import Stack, Upstream, resolve
 from fork.paths import atomically
 from fork.project import PROJECT
+from fork.series.found import Found, series_of
 from fork.series.git import Git, Revision
 
 # The author and the dates are always the same, so that the hashes are.
@@ -20,37 +19,6 @@ PENDING = "refs/fork/pending"  # holds the new commits until the branch does
 SERIES = "series"
 # These options keep out of a patch what differs between versions of git.
 FORMAT = ("--keep-subject", "--zero-commit", "--full-index", "--no-signature", "--no-stat")
-
-
-@dataclass(frozen=True)
-class Found:
-    """A commit of a checkout: the stack's if its message names a folder of stack/."""
-
-    hash: str
-    committer: str
-    message: str
-
-    @property
-    def folder(self) -> str | None:
-        named = re.search(rf"^{TRAILER}: (\S+)$", self.message, re.M)
-        return named[1] if named else None
-
-    def __str__(self) -> str:
-        return f"{self.hash[:12]} '{self.message.partition(chr(10))[0]}'"
-
-
-def series_of(git: Git, tip: str) -> tuple[str, list[Found]]:
-    """The commit that the stack at `tip` begins on, and the commits from there on, in order.
-
-    Those without a folder are new: somebody put them among the stack's, or on top.
-    """
-    log = git("log", "-z", "--first-parent", "--max-count=300", "--format=%H%n%ce%n%B", tip)
-    found = [Found(*entry.split("\n", 2)) for entry in log.split("\0") if entry]
-    ours = [at for at, commit in enumerate(found) if commit.folder]
-    if not ours:
-        return git("rev-parse", tip), []
-    series = found[ours[-1] :: -1]
-    return git("rev-parse", f"{series[0].hash}^"), series
 
 
 def write_commits(git: Git, stack: Stack, upstream: Upstream, base: str | None) -> list[str]:
@@ -122,7 +90,7 @@ def commits(stack: Stack, tree: Path, branch: str) -> tuple[Revision, list[str]]
         _make_checkout(git, upstream, edited)
     refuse_unfinished(git)
     base, _ = series_of(git, "HEAD")
-    _refuse_edited(git, branch, base)
+    _refuse_edited(git, stack, branch, base)
     upstream = Revision(git, base)
     try:
         made = write_commits(git, stack, upstream, base)
@@ -157,22 +125,36 @@ def refuse_unfinished(git: Git) -> None:
         raise ForkError(f"{git.folder}: has changes without a commit, in {first}")
 
 
-def _refuse_edited(git: Git, branch: str, base: str) -> None:
-    """Refuses a branch that holds somebody's work."""
+def _refuse_edited(git: Git, stack: Stack, branch: str, base: str) -> None:
+    """Refuses a branch that holds somebody's work which the stack does not have."""
     tip = git.commit(f"refs/heads/{branch}")
     if tip is None or tip == base:
         return
-    _, ours = series_of(git, tip)
+    begin, ours = series_of(git, tip)
     if not ours:
         raise ForkError(
             f"{git.folder}: the branch {branch} is not the stack's: name another with --branch"
         )
     edited = [commit for commit in ours if commit.committer != EMAIL]
-    if edited:
+    if edited and not _says(stack, git, begin, ours):
         raise ForkError(
             f"{git.folder}: {edited[0]} of {branch} was changed there: take that over first "
             "(`python -m fork absorb`), or delete the branch"
         )
+
+
+def _says(stack: Stack, git: Git, base: str, series: list[Found]) -> bool:
+    """Returns True if the stack's commits on `base` have the messages and trees of `series`."""
+    try:
+        upstream = Revision(git, base)
+        trees = _trees(stack, upstream)
+        return len(trees) == len(series) and all(
+            found.parse() == (commit.title, commit.body, commit.trailers)
+            and found.changes(git, upstream) == tree
+            for commit, tree, found in zip(stack.commits, trees, series, strict=True)
+        )
+    except ForkError:  # the stack does not fit that base, or a commit is none of a stack
+        return False
 
 
 def _refuse_untracked(git: Git, tip: str) -> None:
@@ -189,7 +171,7 @@ def export(stack: Stack, upstream: Upstream, directory: Path) -> list[str]:
     is replaced; a folder with other files is refused.
     """
     listed = directory / SERIES
-    earlier = {SERIES, *listed.read_text().split()} if listed.is_file() else set()
+    earlier = {SERIES, *listed.read_text(encoding="utf-8").split()} if listed.is_file() else set()
     if directory.exists() and (
         not directory.is_dir() or {f.name for f in directory.iterdir()} - earlier
     ):
@@ -203,5 +185,5 @@ def export(stack: Stack, upstream: Upstream, directory: Path) -> list[str]:
             patch = git.bytes("format-patch", "-1", "--stdout", *FORMAT, revision)
             names.append(f"{commit.number:04}{commit.folder.name[2:]}.patch")
             (out / names[-1]).write_bytes(patch)
-        (out / SERIES).write_text("".join(f"{name}\n" for name in names))
+        (out / SERIES).write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
     return names

@@ -26,7 +26,7 @@ ADD_DOCSTR = re.compile(r"add_docstr\(\s*torch\.(\w+)")
 def requirements(tree: Path) -> list[str]:
     """Returns what upstream's docs/requirements.txt asks for; of its theme, PyPI's version."""
     try:
-        lines = (tree / "docs" / "requirements.txt").read_text().splitlines()
+        lines = (tree / "docs" / "requirements.txt").read_text(encoding="utf-8").splitlines()
     except OSError:
         raise ForkError(f"{tree}: has no docs/requirements.txt: not a whole checkout?") from None
     wanted = (line.partition("#")[0].strip() for line in lines if not line.startswith("-e "))
@@ -48,7 +48,7 @@ def lint(tree: Path, added: Mapping[str, Set[int]], venv: Path, folder: Path) ->
     shutil.copytree(tree / SOURCE / "notes", pages / "notes")
     touched = [path for path in added if path.startswith(f"{SOURCE}/")]
     write({p.removeprefix(f"{SOURCE}/"): (tree / p).read_bytes() for p in touched}, pages)
-    (pages / "index.rst").write_text(INDEX)
+    (pages / "index.rst").write_text(INDEX, encoding="utf-8")
     said = folder / "warnings"
     settings = {"master_doc": "index", "katex_prerender": 0, "intersphinx_timeout": 5}
     command = [
@@ -59,10 +59,10 @@ def lint(tree: Path, added: Mapping[str, Set[int]], venv: Path, folder: Path) ->
     ]
     env = os.environ | {"PYTHONPATH": sysconfig.get_path("purelib")}
     run(command, folder / "sphinx.log", "Sphinx", env=env)
-    docstrings = (tree / "torch" / "_torch_docs.py").read_text()
+    docstrings = (tree / "torch" / "_torch_docs.py").read_text(encoding="utf-8")
     made = {page.stem for page in (pages / "generated").glob("*.rst")}
     return [
-        *ours(said.read_text().splitlines(), pages, tree, added),
+        *ours(said.read_text(encoding="utf-8").splitlines(), pages, tree, added),
         *undocumented(docstrings, added.get("torch/_torch_docs.py", set()), made),
     ]
 
@@ -75,7 +75,7 @@ def ours(
         line.strip()
         for path, numbers in added.items()
         if path.startswith(f"{SOURCE}/") and path.endswith(".rst")
-        for number, line in enumerate((tree / path).read_text().splitlines(), 1)
+        for number, line in enumerate((tree / path).read_text(encoding="utf-8").splitlines(), 1)
         if number in numbers
     }
     found = []

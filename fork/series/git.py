@@ -9,7 +9,11 @@ from fork.overlay import Upstream
 
 
 class Git:
-    """Runs git in the checkout (or bare repository) `folder`, with the user's settings or none."""
+    """Runs git in the checkout (or bare repository) `folder`, with the user's settings or none.
+
+    Hooks never run, as one that fails leaves half of what a command does. What they keep in order,
+    such as submodules, the stack does not change.
+    """
 
     def __init__(self, folder: Path, settings: bool = True):
         self.folder = folder
@@ -21,7 +25,7 @@ class Git:
         """Returns what the command prints; raises ForkError with git's own reason if it fails."""
         # A hook or a rebase that runs us sets GIT_*: these would name another repository or index.
         env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")} | self._variables
-        command = ["git", "-C", str(self.folder), *args]
+        command = ["git", "-C", str(self.folder), "-c", f"core.hooksPath={os.devnull}", *args]
         return output(command, "git", f"{self.folder}: git {args[0]}", input=stdin, env=env)
 
     def __call__(self, *args: str, stdin: bytes = b"") -> str:
@@ -29,10 +33,9 @@ class Git:
 
     def commit(self, name: str) -> str | None:
         """The hash of the commit that `name` stands for; None if there is none."""
-        try:
-            return self("rev-parse", "--quiet", "--verify", f"{name}^{{commit}}")
-        except ForkError:
-            return None
+        # It succeeds where the commit is missing, and fails where git refuses the folder.
+        said = self("cat-file", "--batch-check", stdin=f"{name}^{{commit}}\n".encode())
+        return None if said.endswith(" missing") else said.split()[0]
 
     def blob(self, name: str) -> bytes:
         if name not in self._blobs:

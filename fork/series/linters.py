@@ -49,7 +49,11 @@ def requirements(tree: Path) -> list[str]:
             found.update(word for word in command[2:] if re.match(r"[\w.-]+==", word))
     binaries = tree / "tools" / "linter" / "adapters" / "s3_init_config.json"
     if binaries.is_file():
-        url = json.loads(binaries.read_text()).get("clang-format", {}).get("Linux", {})
+        url = (
+            json.loads(binaries.read_text(encoding="utf-8"))
+            .get("clang-format", {})
+            .get("Linux", {})
+        )
         if version := re.search(r"/(\d+\.\d+\.\d+)/clang-format$", url.get("download_url", "")):
             found.add(f"clang-format=={version[1]}")
     return sorted(found)
@@ -57,7 +61,7 @@ def requirements(tree: Path) -> list[str]:
 
 def _config(tree: Path) -> list[dict]:
     try:
-        return tomllib.loads((tree / ".lintrunner.toml").read_text())["linter"]
+        return tomllib.loads((tree / ".lintrunner.toml").read_text(encoding="utf-8"))["linter"]
     except OSError:
         raise ForkError(f"{tree}: has no .lintrunner.toml: not a whole checkout?") from None
 
@@ -91,7 +95,7 @@ def lint(tree: Path, base: str, before: str, venv: Path, log: Path) -> list[Lint
 def added_lines(git: Git, base: str) -> dict[str, set[int]]:
     """Path -> the numbers of the lines that HEAD adds to `base`."""
     found: dict[str, set[int]] = {}
-    diff = git("diff", "--unified=0", "--no-color", "--no-renames", "--no-prefix", base, "HEAD")
+    diff = git("diff-tree", "-r", "--patch", "--unified=0", "--no-prefix", base, "HEAD")
     for line in diff.splitlines():
         if line.startswith("+++ "):
             lines = found.setdefault(line[4:].rstrip("\t"), set())

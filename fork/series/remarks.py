@@ -24,19 +24,23 @@ def review(stack: Stack, tree: Path | None, branch: str, pristine: Callable[[], 
     with paths.alone(folder.name):
         if not tree.exists():
             copy_pristine(Upstream(pristine()), tree)
-        base, made = commits(stack, tree, branch)
+        # All that is needed is there before the checkout changes.
         wanted = folder / "requirements.txt"
         tools = [*linters.requirements(tree), *documentation.requirements(tree)]
-        wanted.write_text("\n".join(tools) + "\n")
+        wanted.write_text("\n".join(tools) + "\n", encoding="utf-8")
         make_venv(venv, wanted)
+        base, made = commits(stack, tree, branch)
         git, remarks = Git(tree), 0
-        for commit, before, name in zip(stack.commits, [base.commit, *made], made, strict=False):
-            git("checkout", "--quiet", "--detach", name)
-            with step(commit.folder.name) as doing:
-                found = linters.lint(tree, base.commit, before, venv, folder / "lintrunner.log")
-                doing.done = f"{len(found)} remarks"
-            remarks += _say(found)
-        git("checkout", "--quiet", branch)
+        pairs = zip(stack.commits, [base.commit, *made], made, strict=False)
+        try:
+            for commit, before, name in pairs:
+                git("checkout", "--quiet", "--detach", name)
+                with step(commit.folder.name) as doing:
+                    found = linters.lint(tree, base.commit, before, venv, folder / "lintrunner.log")
+                    doing.done = f"{len(found)} remarks"
+                remarks += _say(found)
+        finally:
+            git("checkout", "--quiet", branch)
         with step("documentation") as doing:
             added = added_lines(git, base.commit)
             found = documentation.lint(tree, added, venv, folder / "documentation")

@@ -2,4 +2,4 @@
 
 from fork.source.build import build_whole, configured, table
 from fork.source.debian import KEYRING, mirrors, pristine
-from fork.source.place import Place
+from fork.source.place import Place, checkout

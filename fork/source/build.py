@@ -15,7 +15,7 @@ from fork.console import NinjaSteps, new_table, run, step
 from fork.errors import ForkError
 from fork.overlay import Stack, is_source, target_of
 from fork.series import commits
-from fork.source.place import GIB, Place, checkout, size
+from fork.source.place import GIB, Place, folder, size
 from fork.source.sandbox import in_debian
 
 # The source that a step of build.ninja compiles: other steps name sources too, such as the .cu that
@@ -40,16 +40,12 @@ class Figures:
     disk: int  # bytes, of the tree
 
 
-def configured(upstream: Path | None, python: str, branch: str) -> Place:
-    """The checkout `upstream`, by default Debian's source, with the stack on it, configured.
+def configured(place: Place | None, branch: str) -> Place:
+    """The `place`, by default Debian's source in a Debian, with the stack on it, configured.
 
-    `python` builds a checkout. The caller holds the lock of build/from-source.
+    The caller holds the lock of build/from-source.
     """
-    folder = paths.BUILD / "from-source"
-    if upstream is None:
-        place = in_debian(folder, paths.SOURCES)
-    else:
-        place = checkout(upstream, python, folder / "logs")
+    place = place or in_debian(folder(), paths.SOURCES)
     configure(place, Stack(paths.ROOT), branch)
     return place
 
@@ -95,7 +91,7 @@ def ninja_log(log: Path) -> tuple[int, float]:
     A step counts as it last ran, so it does not matter how often the build was stopped.
     """
     last = {}
-    for line in log.read_text().splitlines():
+    for line in log.read_text(encoding="utf-8").splitlines():
         # Not so the first line, and one that a kill cut short.
         if len(parts := line.split("\t")) == 5:
             start, end, _, output, key = parts
@@ -124,7 +120,7 @@ def left_out(stack: Stack, tree: Path) -> list[str]:
     """
     try:
         files = (tree / "build" / name for name in ("build.ninja", "CMakeCache.txt"))
-        steps, cache = (file.read_text() for file in files)
+        steps, cache = (file.read_text(encoding="utf-8") for file in files)
     except OSError as e:
         lacks = f"has no build/{Path(e.filename).name}"
         raise ForkError(f"{tree}: {lacks}: CMake has not configured it for Ninja") from None

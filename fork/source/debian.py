@@ -90,16 +90,22 @@ def mirrors() -> list[str]:
 def private_apt(part: Path, uri: str) -> list[str]:
     """An apt-get that touches nothing of the system's but its settings, such as a proxy."""
     (part / "debian.sources").write_text(
-        f"Types: deb-src\nURIs: {uri}\nSuites: {SUITE}\nComponents: main\nSigned-By: {KEYRING}\n"
+        f"Types: deb-src\nURIs: {uri}\nSuites: {SUITE}\nComponents: main\nSigned-By: {KEYRING}\n",
+        encoding="utf-8",
     )
     # The machine may have hooks on `update` that clean or refill the system's caches: clear them.
     (part / "apt.conf").write_text(
         "#clear APT::Update;\n"
         'APT::Update::Error-Mode "any";\n'
+        # An archive or a proxy that says nothing is tried twice, which takes a minute.
+        'Acquire::Retries "1";\n'
+        'Acquire::http::Timeout "15";\n'
+        'Acquire::https::Timeout "15";\n'
         f'Dir::Etc::SourceList "{part}/debian.sources";\n'
         'Dir::Etc::SourceParts "-";\n'
         f'Dir::State::Lists "{part}/lists";\n'
-        f'Dir::Cache "{part}/cache";\n'
+        f'Dir::Cache "{part}/cache";\n',
+        encoding="utf-8",
     )
     return ["apt-get", f"--config-file={part}/apt.conf", "--quiet"]
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from fork import paths
 from fork.errors import ForkError
 
 GIB = 2**30
@@ -21,12 +22,17 @@ class Place:
     variables: Mapping[str, str]
 
 
-def checkout(tree: Path, python: str, logs: Path) -> Place:
+def folder() -> Path:
+    """The folder of whole builds: their logs, and a Debian for who has no checkout."""
+    return paths.BUILD / "from-source"
+
+
+def checkout(tree: Path, python: str) -> Place:
     """A checkout with its submodules, built with the user's own tools and variables."""
     found = shutil.which(python)
     if found is None:
         raise ForkError(f"{python}: no such Python to build {tree} with")
-    return Place(tree, Path(found).absolute(), logs, {})
+    return Place(tree, Path(found).absolute(), folder() / "logs", {})
 
 
 def size(folder: Path) -> int:

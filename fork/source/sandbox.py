@@ -8,7 +8,7 @@ from pathlib import Path
 from fork.console import run, step
 from fork.errors import ForkError
 from fork.overlay import Upstream, copy_pristine
-from fork.paths import atomically
+from fork.paths import atomically, set_up
 from fork.source import debian
 from fork.source.place import GIB, Place, size
 
@@ -73,6 +73,9 @@ def in_debian(folder: Path, sources: Path) -> Place:
     if not tree.is_dir():
         with step(f"source of PyTorch {debian.RELEASE}, with Debian's patches"):
             _make_tree(tree, debian.fetch(sources), enter)
+    build = tree / "build"
+    if (build / "CMakeCache.txt").exists() and not set_up(build, tree):  # in a clone that moved
+        shutil.rmtree(build)
     # Ninja's default is more jobs than cores: a step's time would not be that of one core.
     jobs = os.environ.get("MAX_JOBS", str(os.cpu_count()))
     variables = ENVIRONMENT | {"CCACHE_DIR": str(folder / "ccache"), "MAX_JOBS": jobs}
@@ -93,7 +96,7 @@ def _make_tree(tree: Path, pristine: Path, enter: Path) -> None:
 
 
 def _script(place: Path, text: str) -> Path:
-    place.write_text(f"#!/bin/sh\n{text}")
+    place.write_text(f"#!/bin/sh\n{text}", encoding="utf-8")
     place.chmod(0o755)
     return place
 

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from fork import paths
-from fork.bootstrap import make_venv
+from fork.bootstrap import made_here, make_venv
 from fork.console import run, step
 from fork.errors import ForkError
 from fork.graft import Toolchain, graft_into
@@ -149,21 +149,22 @@ def unpack_debian(tree: Path, folder: Path) -> None:
 def make_environment(venv: Path, tree: Path, folder: Path) -> None:
     """Makes a virtual environment of the Debian's Python, which is a script that calls QEMU."""
     made = venv / ".made"  # as `make_venv` has it
-    if not (made.exists() and made.read_text() == sys.version):
+    if not (made.exists() and made.read_text(encoding="utf-8") == made_here(venv)):
         shutil.rmtree(venv, ignore_errors=True)
         site, python = venv / f"lib/python{PYTHON}/site-packages", venv / "bin" / "python"
         site.mkdir(parents=True)
         python.parent.mkdir()
-        (venv / "pyvenv.cfg").write_text(f"home = {tree}/usr/bin\n")
+        (venv / "pyvenv.cfg").write_text(f"home = {tree}/usr/bin\n", encoding="utf-8")
         # Python gets this script's name as its own (-0). So it finds pyvenv.cfg, and its
         # sys.executable, with which tests start another Python, is this script.
         python.write_text(
-            f'#!/bin/sh\nexec {QEMU} -L {tree} -0 "$0" {tree}/usr/bin/python{PYTHON} "$@"\n'
+            f'#!/bin/sh\nexec {QEMU} -L {tree} -0 "$0" {tree}/usr/bin/python{PYTHON} "$@"\n',
+            encoding="utf-8",
         )
         python.chmod(0o755)
         # These are Python alone; their versions are those that this repository names.
         options = ["--no-deps", "--constraint", paths.ROOT / "requirements.txt", "--target", site]
         pip = [sys.executable, "-m", "pip", "install", *options, "pip", "setuptools"]
         run(pip, folder / "pip.log", "pip cannot be installed")
-        made.write_text(sys.version)
+        made.write_text(made_here(venv), encoding="utf-8")
     make_venv(venv, paths.ROOT / "requirements.txt")

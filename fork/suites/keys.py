@@ -69,7 +69,7 @@ def digest(about: list, files: Mapping[str, bytes]) -> str:
 def contents(files: Mapping[str, Path]) -> dict[str, bytes]:
     """What the files say; of Python files, the code."""
     return {
-        path: code(file.read_text()).encode()
+        path: code(file.read_text(encoding="utf-8")).encode()
         if path.endswith(".py") and not is_edit(path)
         else file.read_bytes()
         for path, file in files.items()
@@ -121,5 +121,7 @@ def _with_imports(plan: Plan, tree: Mapping[str, Path]) -> set[str]:
         path = TEST + names.pop()
         if path in tree and path not in found:
             found.add(path)
-            names += [f"{name}.py" for name in IMPORT.findall(tree[path].read_text())]
+            names += [
+                f"{name}.py" for name in IMPORT.findall(tree[path].read_text(encoding="utf-8"))
+            ]
     return found

@@ -72,7 +72,9 @@ def ended(results: Iterable[Result]) -> dict[str, int]:
 
 def cpu() -> str:
     """The name of this machine's processor."""
-    found = re.search(r"^model name\s*: (.+)", Path("/proc/cpuinfo").read_text(), re.M)
+    found = re.search(
+        r"^model name\s*: (.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.M
+    )
     return found[1] if found else platform.machine()
 
 
@@ -101,7 +103,7 @@ class Record:
         self.root = stack.root
         file = self.root / self.file
         try:
-            entries = json.loads(file.read_text()) if file.exists() else {}
+            entries = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
             self.entries = {k: self.entry(**entry) for k, entry in entries.items()}
         except (ValueError, TypeError, AttributeError) as e:
             raise ForkError(f"{self.file}: not as `{self.command}` writes it: {e}") from None

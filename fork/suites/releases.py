@@ -112,7 +112,7 @@ def run_release(release: str, take: Callable[[str], bool]) -> tuple[list[Result]
                 return None
             make_venv(venv, paths.ROOT / "requirements.txt")
             # A release's CUDA packages are gigabytes, and hardly another release asks for the same.
-            (venv / "pip.conf").write_text("[global]\nno-cache-dir = true\n")
+            (venv / "pip.conf").write_text("[global]\nno-cache-dir = true\n", encoding="utf-8")
             graft = graft_into(venv, release)
         except ForkError as e:
             if FORBIDDEN in str(e):

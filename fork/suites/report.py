@@ -65,7 +65,11 @@ def failures(results: Iterable[Result]) -> Iterator[Text]:
             yield Text(f"{result.suite}: {more} more failed: {result.log}")
         if result.ok:
             continue
-        text = result.log.read_text(errors="replace").rstrip() if result.log.is_file() else ""
+        text = (
+            result.log.read_text(errors="replace", encoding="utf-8").rstrip()
+            if result.log.is_file()
+            else ""
+        )
         if report := REPORT.search(text):
             has, part = "has", text[report.start() :].splitlines()[:LOG_LINES]
         elif result.broken:

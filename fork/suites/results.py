@@ -65,7 +65,9 @@ def read(result: Result, status: int, report: Path) -> None:
             result.lacks = case.findtext("skipped").rpartition("SkipTest: ")[2].rstrip("')")
         else:
             result.broken = case.findtext("error").rstrip().rpartition("\n")[2]
-    if status == INTERNAL_ERROR and (found := LACKS.search(result.log.read_text(errors="replace"))):
+    if status == INTERNAL_ERROR and (
+        found := LACKS.search(result.log.read_text(errors="replace", encoding="utf-8"))
+    ):
         result.lacks = found[1]
     if result.lacks:
         result.tests, result.broken = {result.suite: "skipped"}, ""

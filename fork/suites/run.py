@@ -90,6 +90,7 @@ def environment(threads: int = os.cpu_count() or 1) -> dict[str, str]:
         "PYTHONNOUSERSITE": "1",
         "PYTHONPYCACHEPREFIX": str(BYTECODE),  # the tree stays as it is
         "PYTHONUNBUFFERED": "1",
+        "PYTHONUTF8": "1",  # PyTorch's tests name no encoding of the files that they read
     }
 
 

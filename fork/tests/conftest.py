@@ -46,7 +46,7 @@ def write_files(root: Path, files: dict[str, str]) -> Path:
     for path, text in files.items():
         file = root / path
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
+        file.write_text(text, encoding="utf-8")
     return root
 
 

@@ -1,6 +1,7 @@
 """Tests of the commands, called as a user calls them."""
 
 import json
+import os
 import platform
 import shlex
 import subprocess
@@ -76,12 +77,16 @@ def test_the_example_of_each_command_is_one_that_it_takes(command, monkeypatch):
     assert example.split()[:4] == ["python", "-m", "fork", command]
     assert example in invoke(command, "--help")[1]
     args = [arg.replace("~/pytorch", str(ROOT)) for arg in shlex.split(example)[4:]]
+    monkeypatch.setattr("fork.graft.base._installed", lambda: None)  # as if torch were there
     main.commands[command].make_context(command, args)
 
 
 def test_stack(in_repo):
     commit = in_repo / "stack/01-implicit/commit.md"
-    commit.write_text(commit.read_text().replace("# Do a thing", "# Do [a] thing"))
+    commit.write_text(
+        commit.read_text(encoding="utf-8").replace("# Do a thing", "# Do [a] thing"),
+        encoding="utf-8",
+    )
     code, output = invoke("stack")
     assert code == 0 and "01-implicit Do [a] thing" in output and "02-explicit" in output
 
@@ -106,11 +111,12 @@ def test_commits_export_and_absorb(in_repo, source, tmp_path):
     code, output = invoke("commits", source, "--branch", "review")
     assert code == 0 and "[attn 2/2] Do a thing branch review: 2 commits on torch 2.6.0a0" in output
     assert invoke("absorb", source) == (0, "nothing to absorb")
-    (source / "aten/src/ATen/native/Attn.cpp").write_text("int reviewed;\n")
+    (source / "aten/src/ATen/native/Attn.cpp").write_text("int reviewed;\n", encoding="utf-8")
     git(source, "commit", "--quiet", "--all", "--amend", "--no-edit")
     code, output = invoke("absorb", source)
     assert code == 0 and output.endswith("stack/02-explicit/commit.md 3 files changed")
-    assert "was changed there" in invoke("commits", source, "--branch", "review")[1]
+    code, output = invoke("commits", source, "--branch", "review")
+    assert code == 0 and "branch review: 2 commits on torch 2.6.0a0" in output
 
 
 BAD = Lint("a.py", 7, "RUFF", "E1", "bad")
@@ -124,7 +130,9 @@ def test_review(in_repo, source, monkeypatch, found, pages):
         seen.append((git(tree, "rev-parse", "HEAD~1"), before))
         return found if len(seen) == 2 else []
 
-    monkeypatch.setattr(remarks, "make_venv", lambda venv, file: seen.clear() or file.read_text())
+    monkeypatch.setattr(
+        remarks, "make_venv", lambda venv, file: seen.clear() or file.read_text(encoding="utf-8")
+    )
     monkeypatch.setattr(linters, "requirements", lambda tree: ["ruff==0.7.4"])
     monkeypatch.setattr(linters, "lint", lint)
     monkeypatch.setattr(documentation, "requirements", lambda tree: ["sphinx==5.0.0"])
@@ -137,11 +145,43 @@ def test_review(in_repo, source, monkeypatch, found, pages):
     assert git(source, "symbolic-ref", "--short", "HEAD") == "attn"
 
 
+@pytest.mark.parametrize(
+    "fails, branch",
+    [
+        ("linters.requirements", "main"),
+        ("documentation.requirements", "main"),
+        ("make_venv", "main"),
+        ("linters.lint", "attn"),
+        ("documentation.lint", "attn"),
+    ],
+)
+def test_a_review_that_fails_leaves_the_checkout_on_a_branch(
+    in_repo, checkout, monkeypatch, fails, branch
+):
+    """It is the one that was checked out, until all that the review needs is there."""
+
+    def fail(*_):
+        raise ForkError("it fails")
+
+    for name in ("linters.requirements", "linters.lint", "documentation.requirements"):
+        monkeypatch.setattr(f"fork.series.{name}", lambda *_: [])
+    monkeypatch.setattr("fork.series.documentation.lint", lambda *_: [])
+    monkeypatch.setattr(remarks, "make_venv", lambda *_: None)
+    room, _, name = fails.rpartition(".")
+    modules = {"": remarks, "linters": linters, "documentation": documentation}
+    monkeypatch.setattr(modules[room], name, fail)
+    status, output = invoke("review", "--upstream", checkout)
+    assert status == 1 and output.endswith("error: it fails")
+    assert git(checkout, "symbolic-ref", "--short", "HEAD") == branch
+    branches = git(checkout, "branch", "--format=%(refname:short)").split()
+    assert branches == sorted({"main", branch})
+
+
 @pytest.mark.parametrize("failed", [False, True])
 def test_source(in_repo, source, tmp_path, monkeypatch, failed):
     calls = []
     place = Place(source, Path(sys.executable), tmp_path / "logs", {})
-    monkeypatch.setattr(source_build, "checkout", lambda *args: calls.append(args) or place)
+    monkeypatch.setattr("fork.source.checkout", lambda *args: calls.append(args) or place)
     cost = Figures(1380, 8575, 4500, 2**30, 1382, 9000, 2**33)
     monkeypatch.setattr(source_build, "configure", lambda *args: calls.append(args[2:]))
     monkeypatch.setattr("fork.source.build_whole", lambda _: cost)
@@ -151,8 +191,7 @@ def test_source(in_repo, source, tmp_path, monkeypatch, failed):
     monkeypatch.setattr(from_source, "run_suites", lambda *_, **named: results)
     code, output = invoke("source", "--upstream", source, "--python", "python3.12")
     assert code == failed
-    checkout = (source, "python3.12", in_repo / "build/from-source/logs")
-    assert calls == [checkout, ("attn",)]
+    assert calls == [(source, "python3.12"), ("attn",)]
     assert "1380 8575 75 1.0 GiB" in output
     assert ("6 passed, 1 failed" if failed else "7 passed, 0 failed") in output
     calls.clear()
@@ -166,7 +205,7 @@ def test_check(in_repo, source, wheel, unpacked):
         "check", "--upstream", source, "--upstream", wheel, "--upstream", unpacked
     )
     assert code == 0 and output.count("all anchors match") >= 3
-    (source / "torch/overrides.py").write_text("")
+    (source / "torch/overrides.py").write_text("", encoding="utf-8")
     code, output = invoke("check", "--upstream", source)
     assert code == 1
     assert (
@@ -179,7 +218,10 @@ def test_check_says_what_it_cannot_try(in_repo, source, wheel):
     edited = "test/test_ops.edit.py"
     write_files(in_repo, {edited: "# @@ before: pass\nours\n"})
     commit = in_repo / "stack/02-explicit/commit.md"
-    commit.write_text(commit.read_text().replace("  - torch/", f"  - {edited}\n  - torch/"))
+    commit.write_text(
+        commit.read_text(encoding="utf-8").replace("  - torch/", f"  - {edited}\n  - torch/"),
+        encoding="utf-8",
+    )
     code, output = invoke("check", "--upstream", source, "--upstream", wheel)
     assert code == 0
     assert "(source pytorch): all anchors match torch 2.13.0" in output
@@ -187,7 +229,7 @@ def test_check_says_what_it_cannot_try(in_repo, source, wheel):
 
 
 def test_check_of_an_unsound_stack(in_repo):
-    (in_repo / "torch/stray.py").write_text("x")
+    (in_repo / "torch/stray.py").write_text("x", encoding="utf-8")
     code, output = invoke("check")
     assert code == 1 and "torch/stray.py: no commit of the stack claims this file" in output
 
@@ -198,6 +240,41 @@ def test_an_error_is_one_line(in_repo, tmp_path):
         f"error: {tmp_path}: not PyTorch: neither a source tree (aten/, version.txt), "
         "nor a folder with an unpacked or installed torch/, nor a .whl file",
     )
+
+
+WRONG_BASE = "torch 9.9: not a release that "
+WRONG_COMMIT = "commit {}: the stack has commits 1 to 2"
+
+
+@pytest.mark.parametrize(
+    "command, words",
+    [
+        ("install --base 9.9", WRONG_BASE),
+        ("install --base nowhere.whl", "nowhere.whl: no such wheel"),
+        ("install --commit 3 --example", WRONG_COMMIT.format(3)),
+        ("graft --base 9.9", WRONG_BASE),
+        ("graft --commit 0", WRONG_COMMIT.format(0)),
+        ("test --base 9.9", WRONG_BASE),
+        ("test-upstream --commit 3", WRONG_COMMIT.format(3)),
+        ("capabilities --base 9.9", WRONG_BASE),
+        ("bench-gpu --base 9.9", WRONG_BASE),
+        ("source --upstream stack --python python9", "python9: no such Python to build"),
+        ("check --fetch --upstream stack", "stack: not PyTorch"),
+    ],
+)
+def test_what_is_wrong_is_refused_before_a_lock_a_download_or_a_file(
+    in_repo, monkeypatch, command, words
+):
+    def made(*_, **__):
+        raise AssertionError("it waits for another run, or makes something")
+
+    for name in ("fork.paths.alone", "fork.overlay.releases.run", "fork.bootstrap.run"):
+        monkeypatch.setattr(name, made)
+    monkeypatch.chdir(in_repo)
+    before = {*in_repo.rglob("*")}
+    code, output = invoke(*command.split())
+    assert code == 1 and "error: " in output and words in output
+    assert {*in_repo.rglob("*")} == before
 
 
 SERIES = {
@@ -325,7 +402,7 @@ def test_a_commit_that_makes_the_same_is_not_run_again(runner):
     runner.makes |= {"03-op": "m1", "04-kernel": "m2"}
     invoke("test-stack")
     runner.commits()
-    (paths.ROOT / "CMakeLists.txt").write_text("# more")
+    (paths.ROOT / "CMakeLists.txt").write_text("# more", encoding="utf-8")
     runner.makes["04-kernel"] = "m3"
     code, output = invoke("test-stack")
     assert (code, runner.commits()) == (0, ["02-script", "04-kernel", "05-vmap"])
@@ -336,10 +413,10 @@ def test_a_commit_that_makes_the_same_is_not_run_again(runner):
 
 def test_what_passed_is_run_again_where_it_changes(runner):
     invoke("test-stack")
-    kept = (paths.ROOT / "stack/results.json").read_text()
+    kept = (paths.ROOT / "stack/results.json").read_text(encoding="utf-8")
     assert len(kept.splitlines()) == 5 + 2  # a line for each commit, and two braces
     runner.commits()
-    (paths.ROOT / "aten/src/ATen/native/cpu/Attn.h").write_text("// faster\n")
+    (paths.ROOT / "aten/src/ATen/native/cpu/Attn.h").write_text("// faster\n", encoding="utf-8")
     code, output = invoke("test-stack", "--minutes", 0)
     assert (code, runner.commits()) == (0, [])
     assert output.count("to be run again") == 2
@@ -388,14 +465,16 @@ def test_a_commit_begins_only_if_it_is_likely_to_end_in_time(runner, monkeypatch
     # The estimate for any other is as long as the third one took.
     assert (invoke("test-stack", "--minutes", 8)[0], runner.commits()) == (0, [])
     assert (invoke("test-stack")[0], runner.commits()) == (0, ["04-kernel", "05-vmap"])
-    (paths.ROOT / "torch/attn.py").write_text("changed = True\n")
+    (paths.ROOT / "torch/attn.py").write_text("changed = True\n", encoding="utf-8")
     assert invoke("test-stack", "--minutes", 3)[0] == 0
     assert runner.commits() == ["04-kernel", "05-vmap"]
 
 
 def test_a_plan_that_names_no_file_is_one_error(runner):
     plan = paths.ROOT / "stack/04-kernel/commit.md"
-    plan.write_text(plan.read_text().replace("test_attn.py", "test_attm.py"))
+    plan.write_text(
+        plan.read_text(encoding="utf-8").replace("test_attn.py", "test_attm.py"), encoding="utf-8"
+    )
     wrong = "error: stack/04-kernel: its test plan names test/test_attm.py, "
     for command in ("check", "test-stack"):
         code, output = invoke(command)
@@ -405,7 +484,6 @@ def test_a_plan_that_names_no_file_is_one_error(runner):
 @pytest.mark.parametrize(
     "lie, words",
     [
-        ("sys.version_info = (3, 8, 0)", "Python 3.10 or newer is needed"),
         ("sys.platform = 'darwin'", "CPython on Linux is needed"),
         (
             "import sysconfig; sysconfig.get_paths = lambda: {'include': '/nowhere'}",
@@ -430,6 +508,119 @@ def test_bootstrap_says_what_is_missing(lie, words):
     assert (
         done.stderr.startswith("error: ") and words in done.stderr and done.stderr.count("\n") == 1
     )
+
+
+@pytest.mark.parametrize("module", ["fork", "fork.bootstrap", "fork.__main__"])
+@pytest.mark.parametrize("version", ["2.7.18", "3.9.18"])
+def test_an_old_python_is_named_before_anything_is_imported(module, version):
+    """An old Python cannot even read the other files."""
+    numbers = tuple(map(int, version.split(".")))
+    code = f"""
+import sys
+sys.version_info, sys.version = {numbers}, "{version} (main)"
+try:
+    import {module}
+finally:
+    print([name for name in sys.modules if name.startswith("fork.")])
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    words = f"error: Python 3.10 or newer is needed, and this is {version}; name one with PYTHON=\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "[]\n", words)
+
+
+# Of pip, only Python 3.10 imports something.
+NEEDED = [m for m in bootstrap.MODULES if m != "pip" or sys.version_info < (3, 11)]
+
+
+@pytest.mark.parametrize("lacks", [*NEEDED, "typing_extensions.Self"])
+def test_a_python_without_the_requirements_is_one_line(lacks):
+    """One that is too old lacks a name that is imported from it."""
+    module, _, name = lacks.partition(".")
+    hide = f"import {module}; del {lacks}" if name else f"sys.modules['{module}'] = None"
+    code = f"import sys; {hide}; import runpy; runpy.run_module('fork', run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stdout == "" and done.stderr.count("\n") == 1
+    assert done.stderr.startswith(f"error: {sys.executable}: ")
+    assert (name or module) in done.stderr and ".venv/bin/python" in done.stderr
+
+
+class TestReplacing:
+    """`.venv` is made anew with another Python, or for another base."""
+
+    @pytest.fixture(autouse=True)
+    def environment(self, tmp_path, monkeypatch):
+        monkeypatch.delenv("BASE", raising=False)  # `make test` sets it
+        self.venv = tmp_path / ".venv"
+        write_files(self.venv, {"works": "yes", ".requirements": "older", ".made": "older"})
+        monkeypatch.setattr(bootstrap, "VENV", self.venv)
+        self.monkeypatch, self.calls = monkeypatch, []
+        monkeypatch.setattr(bootstrap, "check_machine", lambda: None)
+        monkeypatch.setattr(bootstrap.os, "execv", lambda *args: self.calls.append(args[1]))
+        monkeypatch.setattr(bootstrap.os, "chdir", lambda place: None)
+        monkeypatch.setattr(bootstrap, "run", self.run)
+        self.fails = ""
+
+    def run(self, command, wrong):
+        """Stands for the programs that make an environment; one may fail, or be stopped."""
+        words = " ".join(command)
+        if "-m venv" in words:
+            python = f'#!/bin/sh\nexec {sys.executable} "$@"\n'
+            write_files(self.venv, {"bin/python": python, "new": ""})
+            (self.venv / "bin/python").chmod(0o755)
+        if self.fails and self.fails in words:
+            raise self.error
+
+    def make(self, *args):
+        self.monkeypatch.setattr(sys, "argv", ["bootstrap", *args])
+        bootstrap.main()
+
+    def kept(self):
+        return [p.name for p in self.venv.parent.iterdir()] == [".venv"] and (
+            self.venv / "works"
+        ).exists()
+
+    @pytest.mark.parametrize("fails", ["-m venv", "-m pip"])
+    @pytest.mark.parametrize("error", [ForkError("no network"), KeyboardInterrupt(), OSError(28)])
+    def test_one_that_cannot_be_made(self, fails, error):
+        self.fails, self.error = fails, error
+        with pytest.raises((SystemExit, KeyboardInterrupt)):
+            self.make("install")
+        assert self.kept() and not self.calls
+
+    @pytest.mark.parametrize(
+        "args, words",
+        [
+            ("install --base 9.9", "error: torch 9.9: not a release"),
+            ("install --base nowhere.whl", "error: nowhere.whl: no such wheel"),
+            ("graft --commit 99", "error: commit 99: the stack has"),
+            ("install --nope", "No such option"),
+            ("nope", "No such command 'nope'"),
+            ("install --base installed", f"no pristine torch is installed for {sys.executable}: "),
+        ],
+    )
+    def test_a_command_that_is_refused(self, args, words):
+        real = subprocess.run
+
+        def without_torch(command, **named):
+            """Hides a pristine torch, which this Python may have."""
+            code = "import importlib.metadata as found, runpy; found.distributions = lambda **_: []"
+            code += "; runpy.run_module('fork', run_name='__main__')"
+            return real([command[0], "-c", code, *command[3:]], **named)
+
+        self.monkeypatch.setattr(bootstrap.subprocess, "run", without_torch)
+        with pytest.raises(SystemExit) as e:
+            self.make(*args.split())
+        assert words in str(e.value) and self.kept() and not self.calls
+
+    def test_one_that_a_kill_left_half_made(self):
+        """The one that was there before is back, and is replaced once the new one is complete."""
+        self.venv.rename(self.venv.with_name(".venv.before"))
+        write_files(self.venv, {".made": sys.version, "half": "made"})
+        self.make("stack")
+        assert [p.name for p in self.venv.parent.iterdir()] == [".venv"]
+        assert not (self.venv / "works").exists() and not (self.venv / "half").exists()
+        assert (self.venv / "new").exists() and len(self.calls) == 1
 
 
 @pytest.mark.parametrize(
@@ -466,7 +657,8 @@ def test_bench(tmp_path, monkeypatch, args, status, kept):
             "out = pathlib.Path(sys.argv[2]); out.mkdir(parents=True)\n"
             f"for name in {names}:\n"
             "    (out / name).write_text(json.dumps({'args': sys.argv[3:]}))\n"
-            f"sys.exit({status})\n"
+            f"sys.exit({status})\n",
+            encoding="utf-8",
         )
     python = tmp_path / "build/venv-bench/bin/python"
     python.parent.mkdir(parents=True)
@@ -481,11 +673,11 @@ def test_bench(tmp_path, monkeypatch, args, status, kept):
     result = scripts[script][0]
     # Random shapes for two minutes, unless the arguments say otherwise.
     sweep = ["--sweep", "120"] if script == "bench" else []
-    measured = json.loads((tmp_path / "build" / script / result).read_text())
+    measured = json.loads((tmp_path / "build" / script / result).read_text(encoding="utf-8"))
     assert measured == {"args": sweep + passed}
     assert sorted(f.name for f in tmp_path.glob("bench/published/*")) == kept
     if kept:  # the file then says which kernel was measured
-        published = json.loads((tmp_path / "bench/published" / result).read_text())
+        published = json.loads((tmp_path / "bench/published" / result).read_text(encoding="utf-8"))
         assert published == {"kernel": "a hash", **measured}
 
 
@@ -504,19 +696,34 @@ def test_published_figures_say_of_which_kernel_they_are(tmp_path, monkeypatch, c
     files = {"stack/06-cuda/commit.md": message([kernel]), kernel: "", **SERIES}
     root = write_files(tmp_path / "series", files)
     stand_in(monkeypatch, root)
-    report = "# torch.attn\n\nA CPU, 1 of 2 cores; L1d 1 KiB.\n"
+    of = "; kernel of commit 0123456 of 2026-01-02"
+    report = f"# torch.attn\n\nA CPU, 1 of 2 cores; L1d 1 KiB{of}.\n"
     for device in states:
         result = json.dumps({"kernel": benchmark.kernel(device)})
         kept = {f"{device}.json": result, f"{device}.md": report, f"{device}-lost.md": report}
         write_files(root / "bench/published", kept)
     if changed:
-        (root / changed).write_text("changed\n")
+        (root / changed).write_text("changed\n", encoding="utf-8")
     machine = "A CPU, 1 of 2 cores"
     found = {Path(path).stem: of for path, *of in benchmark.figures()}
+    older = "an older one, of commit 0123456 of 2026-01-02"
+    told = {"this one": "this one", "an older one": older}
     assert found == {
-        **{device: [machine, state] for device, state in states.items()},
-        **{f"{device}-lost": [machine, "an older one"] for device in states},
+        **{device: [machine, told[state]] for device, state in states.items()},
+        **{f"{device}-lost": [machine, older] for device in states},
     }
+
+
+def test_what_is_published_names_the_commit_of_its_kernel():
+    """In the report's line on the machine, and in each plot."""
+    published = ROOT / benchmark.PUBLISHED
+    for report in published.glob("*.md"):
+        about = report.read_text(encoding="utf-8").splitlines()[2]
+        commit = benchmark.COMMIT.search(about)[1].split()[0]
+        name = report.stem
+        plots = [published / f"{name}{end}.svg" for end in ("", "-dark", "-narrow")]
+        for plot in filter(Path.exists, plots):
+            assert commit in plot.read_text(encoding="utf-8"), plot
 
 
 @pytest.mark.parametrize(
@@ -558,3 +765,14 @@ def test_what_make_is_told_is_not_for_a_make_that_a_command_calls(tmp_path):
     said = subprocess.run([*command, "BASE=2.6.0"], cwd=ROOT, capture_output=True, text=True).stdout
     assert said.split(";") == ["-m fork.bootstrap test --only fork", " ", ANY, " 2.6.0\n"]
     assert "ONLY" not in said.partition(";")[2]
+
+
+@pytest.mark.parametrize("command", [["make", "lint"], [ROOT / ".ci/run", "--record"]])
+def test_a_clone_finds_its_own_modules_where_python_keeps_the_folder_out(tmp_path, command):
+    said = f"#!/bin/sh\n{sys.executable} -c 'import fork.bootstrap' && echo found\n"
+    tools = ("python3", "apt-get", "dpkg-source")  # CI looks for these, and calls the first
+    for tool in write_files(tmp_path, dict.fromkeys(tools, said)).iterdir():
+        tool.chmod(0o755)
+    env = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "PYTHONSAFEPATH": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.stdout.endswith("found\n"), done.stderr

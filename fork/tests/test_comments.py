@@ -4,15 +4,17 @@ import re
 
 import pytest
 
+from fork.overlay import Stack
 from fork.paths import ROOT
 
 NATIVE = "aten/src/ATen/native"
+KERNEL = f"{NATIVE}/cpu/"
 SOURCES = sorted(
     file.relative_to(ROOT).as_posix()
     for root in (ROOT, *(ROOT / "stack").iterdir())
     for file in (root / NATIVE).rglob("Attn*")
 )
-TEXTS = {path: (ROOT / path).read_text() for path in SOURCES}
+TEXTS = {path: (ROOT / path).read_text(encoding="utf-8") for path in SOURCES}
 MATHS = {"exp", "log", "tanh"}  # functions that formulas name
 # A name in a comment: words in backquotes, a call, a member, which ends with an underscore, or a
 # constant in capitals.
@@ -53,3 +55,17 @@ def test_names_in_comments(path):
 )
 def test_strangers(text, found):
     assert strangers(text) == found
+
+
+def test_the_notes_name_each_file_of_the_kernel():
+    """After each commit that has a note, the notes name each file, and no other."""
+    stack, trees = Stack(ROOT), 0
+    for commit in stack.commits:
+        files = [f for path, f in stack.tree(commit.number).items() if path.startswith(KERNEL)]
+        texts = "\n".join(file.read_text(encoding="utf-8") for file in files)
+        notes = re.findall(r"^// Note \[Tiles of attn.*\n(?:^//.*\n)+", texts, re.M)
+        if notes:
+            trees += 1
+            named = re.findall(r"\bAttn\w+\.(?:h|cpp)\b", "".join(notes))
+            assert {*named} == {file.name for file in files}, commit
+    assert trees > 0

@@ -29,6 +29,11 @@ from fork.errors import ForkError
             "it broke: no network? ERROR: nothing found",
         ),
         (
+            "WARNING: Retrying (4) after connection broken by 'Late(\"host 'a.org': late\")': /x/\n"
+            "ERROR: nothing found",
+            "it broke: no network? ERROR: nothing found (Late(\"host 'a.org': late\"))",
+        ),
+        (
             "CMake Error at a:4:\n  no compiler\n  set CXX\nmore",
             "CMake Error at a:4: no compiler set CXX",
         ),
@@ -46,7 +51,7 @@ def test_the_cause(tmp_path, printed, words):
 def test_lines_are_seen_and_kept(tmp_path):
     seen = []
     run([sys.executable, "-c", "print('a\\nb')"], tmp_path / "log", "it broke", line=seen.append)
-    assert seen == ["a\n", "b\n"] and (tmp_path / "log").read_text() == "a\nb\n"
+    assert seen == ["a\n", "b\n"] and (tmp_path / "log").read_text(encoding="utf-8") == "a\nb\n"
 
 
 def test_a_missing_command(tmp_path):

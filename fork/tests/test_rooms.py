@@ -37,7 +37,7 @@ def imports(file: Path, known: dict[str, Path]) -> Iterator[tuple[str, str]]:
 
     Where a room exports something under the name of one of its modules, that export is meant.
     """
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from ((alias.name, "") for alias in node.names if alias.name in known)
         elif isinstance(node, ast.ImportFrom) and node.module in known:
@@ -79,7 +79,7 @@ def faults(root: Path) -> list[str]:
 
 def exported(door: Path) -> set[str]:
     """Returns the names that a room's __init__.py imports from the room's modules."""
-    body = ast.parse(door.read_text()).body
+    body = ast.parse(door.read_text(encoding="utf-8")).body
     return {a.name for node in body if isinstance(node, ast.ImportFrom) for a in node.names}
 
 
@@ -126,7 +126,7 @@ def test_a_rooms_door(room):
     used = {
         node.attr if isinstance(node, ast.Attribute) else alias.name
         for file in outside
-        for node in ast.walk(ast.parse(file.read_text()))
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         for alias in getattr(node, "names", [None])
         if isinstance(node, ast.Attribute) or isinstance(alias, ast.alias)
     }
@@ -134,9 +134,20 @@ def test_a_rooms_door(room):
     assert not unused, f"nobody uses {sorted(unused)}"
 
 
+@pytest.mark.parametrize("room", (*ROOMS, None))
+def test_the_readme_names_what_a_room_holds(room):
+    """A row for each room; what is below all of them stands in a paragraph."""
+    parts = re.split(r"\n(?=\| `)|\n\n", (ROOT / "fork" / "README.md").read_text(encoding="utf-8"))
+    begins = f"| `{room}/`" if room else "A room imports from"
+    (told,) = (part for part in parts if part.startswith(begins) and "what flows" not in part)
+    inside = [f.name for m, f in modules(ROOT).items() if room_of(m) == room]
+    hidden = {"__init__.py", "__main__.py"}
+    assert [name for name in inside if name not in hidden and f"`{name}`" not in told] == []
+
+
 def test_each_module_says_its_job_in_a_line():
     for module, file in modules(ROOT).items():
-        doc = ast.get_docstring(ast.parse(file.read_text()))
+        doc = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
         assert doc and doc.splitlines()[0].endswith((".", ":")), f"{module}: {doc}"
 
 
@@ -156,7 +167,11 @@ def test_a_command_calls_a_room_and_prints():
     """A command only parses its options, calls a room's function, and prints what that returns."""
     file = ROOT / "fork" / "__main__.py"
     rooms = {name or module[5:] for module, name in imports(file, modules(ROOT)) if room_of(module)}
-    for command in (n for n in ast.parse(file.read_text()).body if isinstance(n, ast.FunctionDef)):
+    for command in (
+        n
+        for n in ast.parse(file.read_text(encoding="utf-8")).body
+        if isinstance(n, ast.FunctionDef)
+    ):
         nodes = [node for statement in command.body for node in ast.walk(statement)]
         assert {type(node) for node in nodes if isinstance(node, ast.stmt)} <= STATEMENTS
         local = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
@@ -167,6 +182,6 @@ def test_a_command_calls_a_room_and_prints():
 
 
 def test_the_readme_stays_short():
-    lines = (ROOT / "README.md").read_text().splitlines()
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
     assert len(lines) <= README_LINES
     assert max(map(len, lines)) <= README_COLUMNS

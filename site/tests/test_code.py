@@ -35,7 +35,9 @@ BLOCK = re.compile(r"^\.\. code-block:: (\S+)\n\n((?:   .*\n|\n)+)", re.M)  # re
 INDENTED = re.compile(r"(?:^|(?<=\n\n))((?:    .*\n)+)")
 LANGUAGES = ("python", "sh", "text")
 DIRECTIVES = {"{image}", "{include}", "{toctree}", "{eval-rst}", "{math}"}  # MyST's
-MAKEFILES = "".join((ROOT / name).read_text() for name in ("Makefile", f"{PROJECT}.mk"))
+MAKEFILES = "".join(
+    (ROOT / name).read_text(encoding="utf-8") for name in ("Makefile", f"{PROJECT}.mk")
+)
 # The first target is the project's name: of this folder, and of the one in the example of `--into`.
 TARGETS = {PROJECT, "log_cosh", *re.findall(r"^([a-z][\w-]*):", MAKEFILES, re.M)}
 # In plain text, too: `make x` and `python -m fork x`, in a table or a sentence.
@@ -45,18 +47,18 @@ PROGRAMS = {"apt-get", "cd", "ghstack", "git", "make", "pip", "python", "torchru
 ONE_PROCESS = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
 # What only a command makes, or the reader has.
 ELSEWHERE = re.compile(r"[~/$]|(build|dist|patches)(/|$)|.*pytorch|ring\.py$")
-OVERLAY = {file.read_text() for file in Stack(ROOT).tree().values()}
+OVERLAY = {file.read_text(encoding="utf-8") for file in Stack(ROOT).tree().values()}
 STEPS = {
     title
     for file in (*(ROOT / "fork").rglob("*.py"), *(ROOT / "commands").glob("*.py"))
-    for title in re.findall(r"step\(\s*f?\"([\w ]+)", file.read_text())
+    for title in re.findall(r"step\(\s*f?\"([\w ]+)", file.read_text(encoding="utf-8"))
 }
 
 
 def prose(page):
     """What a page says: of a lesson its text without the code."""
     if page.suffix != ".py":
-        return page.read_text()
+        return page.read_text(encoding="utf-8")
     _, blocks = split_code_and_text_blocks(str(page))
     return "\n\n".join(text for kind, text, _ in blocks if kind == "text") + "\n"
 
@@ -89,7 +91,7 @@ def test_the_ring_of_two_processes(tmp_path):
     """What site/ring.md shows is what its first code prints."""
     found = fences(ROOT / "site" / "ring.md")
     code, command, printed = (next(x for y, x in found if y == kind) for kind in LANGUAGES)
-    (tmp_path / "ring.py").write_text(code)
+    (tmp_path / "ring.py").write_text(code, encoding="utf-8")
     words = shlex.split(command)
     run = [sys.executable, "-m", "torch.distributed.run", *words[1:]]
     done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True)
@@ -100,8 +102,8 @@ def test_the_ring_of_two_processes(tmp_path):
 
 
 def test_there_is_python():
-    assert "```python" in (ROOT / "README.md").read_text()
-    assert ">>> " in (ROOT / "site" / "use.md").read_text()
+    assert "```python" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert ">>> " in (ROOT / "site" / "use.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

@@ -52,18 +52,18 @@ def run(file, *more):
 
 def download(name):
     """A solution has its lesson's name, and is offered too."""
-    solution = (ROOT / "course" / "solutions" / name).with_suffix(".py").read_text()
+    solution = (ROOT / "course" / "solutions" / name).with_suffix(".py").read_text(encoding="utf-8")
     (found,) = (
         file
         for file in DOWNLOADS.glob(f"*/{name}")
-        if file.suffix != ".py" or file.read_text() != solution
+        if file.suffix != ".py" or file.read_text(encoding="utf-8") != solution
     )
     return found
 
 
 def cells(lesson):
     """The code of each of a notebook's cells."""
-    made = json.loads(download(f"{lesson}.ipynb").read_text())["cells"]
+    made = json.loads(download(f"{lesson}.ipynb").read_text(encoding="utf-8"))["cells"]
     return ["".join(cell["source"]) for cell in made if cell["cell_type"] == "code"]
 
 
@@ -73,15 +73,19 @@ def statements(code):
 
 @pytest.mark.parametrize("lesson", LESSONS)
 def test_a_notebook_has_the_statements_of_the_script(lesson):
-    wanted = statements(download(f"{lesson}.py").read_text())[1:]  # without the docstring
+    wanted = statements(download(f"{lesson}.py").read_text(encoding="utf-8"))[
+        1:
+    ]  # without the docstring
     assert [s for cell in cells(lesson) for s in statements(cell)] == wanted
 
 
 @pytest.mark.parametrize("lesson", LESSONS)
 def test_what_a_script_adds_is_enough_for_its_imports(tmp_path, lesson):
     """Of the lesson itself only the imports are run: the rest has run for its page."""
-    body = ast.parse(download(f"{lesson}.py").read_text()).body
-    own = statements((ROOT / "course" / f"{lesson}.py").read_text())[1:]  # without the docstring
+    body = ast.parse(download(f"{lesson}.py").read_text(encoding="utf-8")).body
+    own = statements((ROOT / "course" / f"{lesson}.py").read_text(encoding="utf-8"))[
+        1:
+    ]  # without the docstring
     added, rest = body[: -len(own)], body[-len(own) :]
     assert [ast.dump(s) for s in rest] == own
     imports = [s for s in rest if isinstance(s, (ast.Import, ast.ImportFrom))]
@@ -93,7 +97,7 @@ def test_what_a_script_adds_is_enough_for_its_imports(tmp_path, lesson):
 
 def test_a_script_runs(tmp_path):
     """This one says what it leaves out where there is no clone."""
-    code = download("11_cuda.py").read_text()
+    code = download("11_cuda.py").read_text(encoding="utf-8")
     ends_with_the_exercise(run_with_packages(tmp_path, "11_cuda", code))
 
 
@@ -108,7 +112,7 @@ def test_a_notebook_runs(tmp_path):
 def run_with_packages(folder, lesson, code):
     """Runs it with torch alone, then with the packages that it says it needs."""
     file = folder / f"{lesson}.py"
-    file.write_text(code)
+    file.write_text(code, encoding="utf-8")
     done = run(file)
     if done.stderr.startswith(PACKAGES):
         done = run(file, *done.stderr.removeprefix(PACKAGES).split())
@@ -132,5 +136,5 @@ def test_the_zip_has_both(lesson):
 
 def test_packages_are_really_missing(tmp_path):
     file = tmp_path / "lesson.py"
-    file.write_text("import torch, networkx\nimport matplotlib")
+    file.write_text("import torch, networkx\nimport matplotlib", encoding="utf-8")
     assert "ModuleNotFoundError: No module named 'matplotlib'" in run(file).stderr

@@ -40,7 +40,7 @@ class Results(HTMLParser):
 
 @pytest.mark.parametrize("lesson", LESSONS)
 def test_each_lesson_was_run_and_has_a_picture(lesson):
-    found = Results((PAGES / f"{lesson}.html").read_text())
+    found = Results((PAGES / f"{lesson}.html").read_text(encoding="utf-8"))
     assert found.pictures and all((PAGES / picture).is_file() for picture in found.pictures)
     assert found.printed, "it was not run"
     last = found.printed[-1].strip().splitlines()[-1]

@@ -238,8 +238,8 @@ PLANTED = {
 def test_a_fault_is_found(browser, tmp_path, what):
     body, fault = PLANTED[what]
     head = "<!doctype html><link rel=icon href=data:,><title>x</title>"
-    (tmp_path / "index.html").write_text(f"{head}<p>fine</p>")
-    (tmp_path / "bad.html").write_text(head + body)
+    (tmp_path / "index.html").write_text(f"{head}<p>fine</p>", encoding="utf-8")
+    (tmp_path / "bad.html").write_text(head + body, encoding="utf-8")
     with served(tmp_path) as address:
         assert browser.open(f"{address}/index.html", NARROW)["faults"] == []
         faults = browser.open(f"{address}/bad.html", NARROW)["faults"]
@@ -249,7 +249,9 @@ def test_a_fault_is_found(browser, tmp_path, what):
 def test_axe_finds_a_fault(browser, tmp_path):
     head = "<!doctype html><html lang=en><link rel=icon href=data:,><title>x</title>"
     pale, nameless = "<p style='color: #888'>pale</p>", "<aside>one</aside><aside>two</aside>"
-    (tmp_path / "index.html").write_text(f"{head}<main><h1>x</h1>{pale}</main>{nameless}")
+    (tmp_path / "index.html").write_text(
+        f"{head}<main><h1>x</h1>{pale}</main>{nameless}", encoding="utf-8"
+    )
     with served(tmp_path) as address:
         browser.open(f"{address}/index.html", DESK)
         rules = {line.partition(":")[0] for line in browser.axe()}

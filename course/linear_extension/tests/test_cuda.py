@@ -56,7 +56,7 @@ def test_it_compiles(tmp_path):
     """For the oldest architecture that lesson 11 names, and no register is spilled."""
     macros = tmp_path / "include" / "c10" / "cuda" / "impl" / "cuda_cmake_macros.h"
     macros.parent.mkdir(parents=True)
-    macros.write_text(MACROS)
+    macros.write_text(MACROS, encoding="utf-8")
     places = [*cpp_extension.include_paths(), tmp_path / "include"]
     done = subprocess.run(
         [
@@ -89,7 +89,8 @@ def library(tmp_path_factory):
     folder = tmp_path_factory.mktemp("emulated")
     launch = re.compile(r"(\w+)<<<(.*?)>>>\(", re.S)
     kernel, launches = launch.subn(
-        r"emulator::launch(\1, \2)(", (SOURCES / "linear_cuda.cu").read_text()
+        r"emulator::launch(\1, \2)(",
+        (SOURCES / "linear_cuda.cu").read_text(encoding="utf-8"),
     )
     assert launches == 1
     kernel = kernel.replace(
@@ -108,9 +109,9 @@ def library(tmp_path_factory):
     for name in REPLACED:
         place = folder / "include" / name
         place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text('#include "cuda_emulator.h"\n')
+        place.write_text('#include "cuda_emulator.h"\n', encoding="utf-8")
     source, made = folder / "emulated.cpp", folder / "emulated.so"
-    source.write_text("\n".join(parts))
+    source.write_text("\n".join(parts), encoding="utf-8")
     places = [folder / "include", EMULATOR, SOURCES, *cpp_extension.include_paths()]
     torch_lib = cpp_extension.library_paths()[0]
     command = [

@@ -1,9 +1,12 @@
 """Tests of the graft's steps on small inputs, and of the wheel that it made of the tip."""
 
+import contextlib
 import csv
 import os
 import platform
 import re
+import shutil
+import socket
 import subprocess
 import sys
 import venv
@@ -14,19 +17,20 @@ import pytest
 import yaml
 from wheel.wheelfile import WheelFile
 
-from fork.bootstrap import borrow_venv
+from fork.bootstrap import borrow_venv, make_venv
+from fork.console import step
 from fork.errors import ForkError
 from fork.graft import base as bases
 from fork.graft import build
 from fork.graft.base import Base
-from fork.graft.build import Graft, Toolchain, mirror
+from fork.graft.build import EXPORTS, Graft, Toolchain, check_exports, mirror
 from fork.graft.codegen import fragment
 from fork.graft.generate import without_key
 from fork.graft.install import UNDER_WAY, clear, exchange, install
 from fork.graft.pack import header, pack
 from fork.overlay import Stack, releases
 from fork.paths import BASES, ROOT
-from fork.tests.conftest import PLATFORM, PYTHON, TAG, WHEEL_FILES, write_files
+from fork.tests.conftest import PLATFORM, PYTHON, TAG, WHEEL_FILES, message, write_files
 
 DIST_INFO = "torch-2.13.0+cpu.dist-info"
 OTHER_MACHINE = "x86_64" if platform.machine() == "aarch64" else "aarch64"
@@ -89,7 +93,6 @@ def test_pack(wheel, unpacked, tmp_path, compress):
         *files,
         "torch-2.13.0+cpu.attn.dist-info/RECORD",
     }
-    assert files["torch/version.py"] == "__version__ = '2.13.0+cpu.attn'\n"
     assert files["torch/overrides.py"] == "new\n"
     assert files["torch/lib/libnew.so"] == "so"
     assert files["torch/_C.so"] == "\x7fELF"
@@ -111,7 +114,7 @@ def test_a_packed_wheel_installs_and_uninstalls_clean(wheel, unpacked, tmp_path)
     install(made, "first", env)  # it is installed: this does nothing
 
     # The next install was killed: half of torch is left, and what pip had renamed.
-    (env / ".graft-installed").write_text(UNDER_WAY)
+    (env / ".graft-installed").write_text(UNDER_WAY, encoding="utf-8")
     (site / "torch").rename(site / "~orch")
     (site / "torch-2.13.0+cpu.attn.dist-info/RECORD").unlink()
     install(made, "second", env)
@@ -139,8 +142,8 @@ def test_a_graft_is_exchanged_for_another(wheel, unpacked, tmp_path):
         def make(self):
             self.made += 1
 
-    first = Made("first", overrides="first", gone="1", same="1", attn="1")
-    second = Made("second", attn="longer", same="1", new="1")
+    first = Made("first", version="1", overrides="first", gone="1", same="1", attn="1")
+    second = Made("second", version="2", attn="longer", same="1", new="1")
     envs = [tmp_path / name for name in ("exchanged", "fresh")]
     for env, made in zip(envs, (first, second), strict=True):
         venv.create(env, with_pip=True)
@@ -154,7 +157,7 @@ def test_a_graft_is_exchanged_for_another(wheel, unpacked, tmp_path):
         next(exchanged.glob("lib/python3*/site-packages/torch/same.py")).stat().st_mtime_ns == same
     )
     assert exchange(second, exchanged) and second.made == 1  # it is installed: this does nothing
-    (exchanged / ".graft-installed").write_text(UNDER_WAY)
+    (exchanged / ".graft-installed").write_text(UNDER_WAY, encoding="utf-8")
     assert not exchange(first, exchanged)  # the last one was killed half way
     pip = [exchanged / "bin/python", "-m", "pip", "-q", "uninstall", "-y", "torch"]
     subprocess.run(pip, check=True)
@@ -190,7 +193,7 @@ def test_install_beside_borrowed_packages(unpacked, tmp_path, monkeypatch):
     site = next((tmp_path / "env").glob("lib/python3*/site-packages"))
     assert (site / "nvidia").readlink() == host / "nvidia"
     assert not (site / "absent").exists()
-    first, *_, last = (site / "borrowed.pth").read_text().splitlines()
+    first, *_, last = (site / "borrowed.pth").read_text(encoding="utf-8").splitlines()
     assert (first, last) == (str(host), str(ROOT / "fork/suites/stand_ins"))
     code = "import click, torch; print(torch.__file__)"
     found = subprocess.check_output([python, "-I", "-c", code], text=True)
@@ -198,6 +201,25 @@ def test_install_beside_borrowed_packages(unpacked, tmp_path, monkeypatch):
 
     assert borrow_venv(tmp_path / "env") == python  # the environment, in which torch stays
     assert (site / "torch").exists()
+
+
+@pytest.mark.parametrize("borrowed", [False, True], ids=["own packages", "borrowed"])
+def test_an_environment_that_moved_is_made_anew(tmp_path, borrowed):
+    """Its scripts name the place that it was made at."""
+    requirements = write_files(tmp_path, {"requirements.txt": ""}) / "requirements.txt"
+    first, second = tmp_path / "first", tmp_path / "second"
+
+    def make(env: Path) -> None:
+        borrow_venv(env) if borrowed else make_venv(env, requirements)
+
+    make(first)
+    (first / "kept").touch()
+    make(first)
+    assert (first / "kept").exists()
+    first.rename(second)
+    make(second)
+    assert not (second / "kept").exists()
+    assert str(first) not in (second / "bin" / "activate").read_text(encoding="utf-8")
 
 
 def files(folder: Path) -> set[Path]:
@@ -246,7 +268,9 @@ def test_an_installed_base(installed, tmp_path):
 def test_an_installed_base_that_is_replaced_is_grafted_anew(installed, tmp_path):
     prints = []
     for hashed in ("", "torch/new.py,sha256=1,1\n"):
-        with (installed / "torch-2.13.0+cpu.dist-info/RECORD").open("a") as record:
+        with (installed / "torch-2.13.0+cpu.dist-info/RECORD").open(
+            "a", encoding="utf-8"
+        ) as record:
             record.write(hashed)
         prints.append(Graft(Stack(ROOT), bases.get("installed", tmp_path)).fingerprint)
     assert prints[0] != prints[1]
@@ -374,6 +398,132 @@ def test_the_compiler_is_for_the_wheels_machine(repo, unpacked, monkeypatch):
     assert ran == ["c++ -x"] * 2
 
 
+def version_of(repo: Path, base: Path, commit: int | None = None) -> str:
+    """Returns what the version file of a graft says."""
+    graft = Graft(Stack(repo), Base(base), commit)
+    graft.stage_version()
+    return (graft.stage / "torch/version.py").read_text(encoding="utf-8")
+
+
+def test_the_version_file_says_what_a_graft_is_made_of(repo, unpacked):
+    """Each change of what the wheel has gives another line, and a change of anything else does not.
+
+    Compiled programs are kept by a key that has this file in it, and no C++.
+    """
+    formulas = "tools/autograd/derivatives.edit.yaml"
+    listed = [
+        "aten/src/ATen/native/native_functions.edit.yaml",
+        formulas,
+        "torch/overrides.edit.py",
+    ]
+    files = {"stack/02-explicit/commit.md": message(listed), formulas: "# @@ before: x\n"}
+    write_files(repo, {**files, "CMakeLists.txt": ""})
+    first = version_of(repo, unpacked)
+    assert re.fullmatch(r"__version__ = '2\.13\.0\+cpu\.attn'\nattn = '[0-9a-f]{64}'\n", first)
+    for unseen in ("test/test_attn.py", "README.md"):
+        write_files(repo, {unseen: "x = 1\n"})
+        assert version_of(repo, unpacked) == first, unseen
+    said = {first, version_of(repo, unpacked, 1)}
+    for seen in (
+        "aten/src/ATen/native/Attn.cpp",
+        "torch/overrides.edit.py",
+        formulas,
+        "CMakeLists.txt",
+    ):
+        with (repo / seen).open("a", encoding="utf-8") as file:
+            file.write("# more\n")
+        assert (now := version_of(repo, unpacked)) not in said, seen
+        said.add(now)
+    with (unpacked / f"{DIST_INFO}/RECORD").open("a", encoding="utf-8") as file:
+        file.write("torch/new.py,sha256=1,1\n")
+    assert version_of(repo, unpacked) not in said
+
+
+def test_the_keys_of_compiled_programs_have_the_version_file(tmp_path):
+    code = "from torch._inductor import codecache as c; c._TORCH_PATH = {!r}; print(c.torch_key())"
+    keys = []
+    for made in ("first", "second"):
+        folder = write_files(tmp_path / made, {"version.py": f"attn = '{made}'\n"})
+        command = [sys.executable, "-P", "-c", code.format(str(folder))]
+        keys.append(subprocess.check_output(command))
+    assert keys[0] != keys[1]
+
+
+WORD = """\
+cmake_minimum_required(VERSION 3.25)
+project(word LANGUAGES NONE)
+add_custom_command(OUTPUT word COMMAND ${CMAKE_COMMAND} -E copy ${CMAKE_SOURCE_DIR}/word.txt word
+                   DEPENDS ${CMAKE_SOURCE_DIR}/word.txt)
+add_custom_target(torch ALL DEPENDS word)
+"""
+
+
+@pytest.mark.parametrize("change", ["copied", "moved", "another clone's folder", "half set up"])
+def test_a_build_folder_is_of_its_place(tmp_path, unpacked, monkeypatch, change):
+    """A copy of a clone compiles its own sources, whether the original is still there or not."""
+    monkeypatch.setattr(Graft, "configuration", lambda self: "")
+    first, second = tmp_path / "first", tmp_path / "second"
+    native = "aten/src/ATen/native/Attn.cpp"
+    files = {
+        "CMakeLists.txt": WORD,
+        "word.txt": "old",
+        native: "",
+        "stack/01-a/commit.md": message([native]),
+    }
+
+    def made_in(clone: Path) -> str:
+        graft = Graft(Stack(clone), Base(unpacked))
+        graft.dir.mkdir(parents=True, exist_ok=True)
+        with step("compile") as doing:
+            graft.compile(doing)
+        return (graft.dir / "cmake" / "word").read_text(encoding="utf-8")
+
+    assert made_in(write_files(first, files)) == "old"
+    if change == "moved":
+        first.rename(second)
+    elif change == "another clone's folder":
+        write_files(second, files)
+        (second / "build").symlink_to(first / "build")
+    else:
+        shutil.copytree(first, second)
+    if change == "half set up":
+        for cache in second.rglob("CMakeCache.txt"):
+            cache.write_text("", encoding="utf-8")
+    (second / "word.txt").write_text("new", encoding="utf-8")
+    assert made_in(second) == "new"
+    assert made_in(second) == "new"  # and does nothing
+
+
+HELD = """\
+#include <sstream>
+#include <string>
+#include <vector>
+struct Held { std::string text; };
+template class std::vector<Held>;
+std::string held(int n) { std::ostringstream out; out << n; return out.str() + std::to_string(n); }
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["-static-libstdc++"]], ids=["shared", "static"])
+def test_no_symbol_of_the_cpp_library_is_exported(tmp_path, options):
+    """Whether the compiler links that library statically or makes code of its templates."""
+    write_files(tmp_path, {"held.cpp": HELD, "CMakeCache.txt": "CMAKE_NM:FILEPATH=nm\n"})
+    library = tmp_path / "libheld.so"
+    command = ["g++", "-std=c++20", "-O2", "-shared", "-fPIC", *options]
+    command += ["-o", library, tmp_path / "held.cpp"]
+    subprocess.run(command, check=True)
+    with pytest.raises(
+        ForkError, match=r"^libheld.so exports \d+ symbols of the C\+\+ library, _Z"
+    ):
+        check_exports(tmp_path, library.name)
+    text = (ROOT / "CMakeLists.txt").read_text(encoding="utf-8")
+    (found,) = re.findall(r"^add_link_options\((.*)\)$", text, re.M)
+    ours = found.replace("LINKER:", "-Wl,").replace("${exports}", str(EXPORTS)).split()
+    subprocess.run([*command, *ours], check=True)
+    check_exports(tmp_path, library.name)
+    assert any("held" in name for name in defined(library))
+
+
 @pytest.mark.parametrize(
     ("text", "found"),
     [
@@ -401,10 +551,31 @@ def test_no_network(tmp_path, monkeypatch):
         bases.get("2.13.0", tmp_path)
 
 
+def test_a_proxy_that_says_nothing_is_asked_twice(tmp_path):
+    """Pip would ask it six times, for two minutes. It is told so only if the user says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        mine = {name: text for name, text in os.environ.items() if not name.startswith("PIP_")}
+        settings = {"CONFIG_FILE": os.devnull, "TIMEOUT": "0.2", "INDEX_URL": "https://nowhere/"}
+        settings["PROXY"] = "http://{}:{}".format(*proxy.getsockname())
+        env = mine | {f"PIP_{name}": text for name, text in settings.items()}
+        code = "import sys, pathlib; from fork.graft.base import get; "
+        code += "get('2.13.0', pathlib.Path(sys.argv[1]))"
+        command = [sys.executable, "-c", code, tmp_path / "bases"]
+        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+        proxy.settimeout(0.2)
+        asked = 0
+        with contextlib.suppress(TimeoutError):
+            while proxy.accept():
+                asked += 1
+    last = done.stderr.splitlines()[-1]
+    assert asked == 2 and "cannot be downloaded: no network? ERROR: " in last
+    assert "timed out" in last
+
+
 def test_anchors_of_what_may_not_be_installed(tmp_path, monkeypatch):
     """Constraints of pip forbid an installation, but not this download."""
     release = releases.RELEASES[-1]["torch"]
-    (tmp_path / "constraints.txt").write_text(f"torch<{release}")
+    (tmp_path / "constraints.txt").write_text(f"torch<{release}", encoding="utf-8")
     name = f"torch-{release}-cp311-none-macosx_11_0_arm64.whl"
     with WheelFile(tmp_path / name, "w") as out:
         metadata = f"Metadata-Version: 2.1\nName: torch\nVersion: {release}\n"
@@ -418,12 +589,56 @@ def test_anchors_of_what_may_not_be_installed(tmp_path, monkeypatch):
     assert [p.name for p in (tmp_path / "anchors").iterdir()] == [name]
 
 
-def test_a_truncated_base_is_removed(wheel, tmp_path):
-    data = wheel.read_bytes()
-    wheel.write_bytes(data[:-30])
+def make_wheel(path: Path, **changed: str) -> Path:
+    """Makes a wheel in which files are `changed` after their hashes were taken."""
+    with WheelFile(path, "w") as out:
+        for name, text in WHEEL_FILES.items():
+            out.writestr(name, text)
+    with zipfile.ZipFile(path) as packed:
+        contents = {name: packed.read(name) for name in packed.namelist()}
+    with zipfile.ZipFile(path, "w") as out:
+        for name, content in contents.items():
+            out.writestr(name, changed.get(Path(name).stem, content))
+    return path
+
+
+GRAFTED, UNKNOWN = ({"version": f"__version__ = '{v}'\n"} for v in ("2.13.0+cpu.attn", "2.5.1"))
+
+
+@pytest.mark.parametrize(
+    "name, changed, words",
+    [
+        (f"torch-2.13.0+cpu.attn-{TAG}-{PLATFORM}", GRAFTED, "already grafted"),
+        (f"torch-2.5.1-{TAG}-{PLATFORM}", UNKNOWN, "not a release that the fork knows: 2.6.0, "),
+        (f"torch-2.13.0-{TAG}-{PLATFORM}", {"version": ""}, "version cannot be read"),
+        (f"torch-2.13.0-cp39-cp39-{PLATFORM}", {}, "not a wheel for "),
+        (f"torch-2.13.0-{TAG}-manylinux_2_28_{OTHER_MACHINE}", {}, "not a wheel for "),
+        (f"numpy-2.13.0-{TAG}-{PLATFORM}", {}, "not a wheel of torch"),
+        ("torch", {}, "not a wheel of torch"),
+        (f"torch-2.13.0+cpu-{TAG}-{PLATFORM}", {"overrides": "changed"}, "broken .*overrides"),
+        (f"torch-2.13.0-{TAG}-{PLATFORM}", None, "not a readable wheel"),
+    ],
+)
+def test_a_wheel_that_is_refused_stays_and_leaves_nothing(tmp_path, name, changed, words):
+    """Whatever lay among the bases, `check` would look at, in each later run."""
+    wheel = make_wheel(tmp_path / "torch-2.13.0+cpu-py3-none-any.whl", **(changed or {}))
+    content = wheel.read_bytes() if changed is not None else wheel.read_bytes()[:-30]
+    wheel = wheel.rename(tmp_path / f"{name}.whl")
+    wheel.write_bytes(content)
+    cache = tmp_path / "bases"
+    with pytest.raises(ForkError, match=f"^{re.escape(str(wheel))}: .*{words}"):
+        bases.get(str(wheel), cache)
+    assert wheel.read_bytes() == content and not [*cache.glob("*")]
+
+
+def test_a_truncated_download_is_removed(wheel, tmp_path):
+    cache = tmp_path / "bases"
+    cache.mkdir()
+    wheel = wheel.rename(cache / wheel.name)
+    wheel.write_bytes(wheel.read_bytes()[:-30])
     with pytest.raises(ForkError, match="broken .* run this again"):
-        bases.get(str(wheel), tmp_path / "cache")
-    assert not wheel.exists()
+        bases.get("2.13.0", cache)
+    assert not [*cache.iterdir()]
 
 
 @pytest.fixture(scope="module")
@@ -456,7 +671,7 @@ def test_only_the_edits_differ_from_the_base(grafted):
     changed = {p for p in old if p not in meta and new.get(p) != old[p]}
     added = set(new) - set(old) - meta
     staged = {p.relative_to(graft.stage).as_posix() for p in graft.stage.rglob("*") if p.is_file()}
-    assert changed | added == staged | {"torch/version.py"}
+    assert changed | added == staged
     assert {p for p in changed if p.endswith(".so")} == {"torch/lib/libtorch.so"}
     assert {p.split(".")[0] for p in added if p.endswith(".so")} == {"torch/_C_graft"}
 
@@ -517,7 +732,7 @@ def test_the_wheels_headers_have_our_operators(grafted):
     assert f"{include}ATen/ops/attn.h" in names
     for name, text in header.items():
         assert text.count(MERGED[name]) == 1, name
-        old = (graft.base.folder / include / name).read_text()
+        old = (graft.base.folder / include / name).read_text(encoding="utf-8")
         assert lines_added(old, text), f"{name}: the wheel's own lines stay as they are"
     # This header stays: libtorch_cpu was compiled with the numbers that it gives to strings.
     interned = "torch/include/ATen/core/aten_interned_strings.h"
@@ -560,7 +775,9 @@ def test_a_page_quotes_the_number_of_files_that_a_graft_prints(grafted, page, tm
     graft = Graft(Stack(ROOT), grafted[0].base)
     graft.stage = tmp_path  # so that the wheel's own stage stays as it is
     quoted = re.findall(
-        r"^\+ overlay, commit (.*), on .*: (\d+) files", (ROOT / page).read_text(), re.M
+        r"^\+ overlay, commit (.*), on .*: (\d+) files",
+        (ROOT / page).read_text(encoding="utf-8"),
+        re.M,
     )
     assert quoted == [(graft.commit.folder.name, str(len(graft.resolve())))]
 
@@ -574,7 +791,7 @@ def test_nothing_is_done_twice(grafted, monkeypatch):
 def test_a_file_changed_while_compiling_makes_the_next_graft_compile_again(grafted, tmp_path):
     graft, _ = grafted
     kernel = "aten/src/ATen/native/Attn.cpp"
-    (tmp_path / "Attn.cpp").write_text("int edited;\n")
+    (tmp_path / "Attn.cpp").write_text("int edited;\n", encoding="utf-8")
     running, following = (Graft(Stack(ROOT), graft.base) for _ in range(2))
     before = running.fingerprint
     for each in (running, following):

@@ -43,7 +43,7 @@ def emulate(folder, change=lambda text: text):
     launch = re.compile(r"(\w+)<<<(.*?)>>>\(", re.S)
     sources, launches = {}, 0
     for source in SOURCES.glob("*.cu*"):
-        text, found = launch.subn(r"emulator::launch(\1, \2)(", source.read_text())
+        text, found = launch.subn(r"emulator::launch(\1, \2)(", source.read_text(encoding="utf-8"))
         sources[f"ATen/native/cuda/{source.name}"] = change(text)
         launches += found
     assert launches == 1
@@ -88,7 +88,7 @@ def library(tmp_path_factory):
     if "PYTEST_XDIST_WORKER" in os.environ:
         base = base.parent  # a worker's own folder is inside it
     folder = base / "emulated"
-    with (base / "emulated.lock").open("w") as lock:
+    with (base / "emulated.lock").open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         made = folder / "emulated.so"
         return made if made.exists() else emulate(folder)
@@ -553,6 +553,8 @@ def test_check_is_for_the_oldest_too(tmp_path, monkeypatch):
     graft.dir = tmp_path
     graft.nvcc = cuda.Nvcc(Path("nvcc"), "13.0", (80, 90), 75)
     log = said(ROWS, "sm_75", 4) + CLEAN
-    monkeypatch.setattr(graft, "make", lambda: (tmp_path / "ninja.log").write_text(log))
+    monkeypatch.setattr(
+        graft, "make", lambda: (tmp_path / "ninja.log").write_text(log, encoding="utf-8")
+    )
     assert [kernel.capability for kernel in graft.make_kernels()] == [75, 80, 90]
     assert graft.nvcc.architectures == (75, 80, 90)

@@ -61,6 +61,18 @@ def test_apply_to_text_without_final_newline(unpacked):
 
 
 @pytest.mark.parametrize(
+    "anchor", ["before: one", "after: two(a)", "before: three", "after: three"]
+)
+@pytest.mark.parametrize("cut", [0, 2])  # the second leaves out the last line's end
+def test_added_lines_end_as_upstreams_do(anchor, cut, unpacked):
+    upstream, edit = Upstream(unpacked), Edit.parse("a.edit.txt", f"# @@ {anchor}\nx\n\ny\n")
+    text = TEXT.replace("\n", "\r\n")
+    expected = edit.apply(TEXT[: len(TEXT) - cut // 2], upstream).replace("\n", "\r\n")
+    assert edit.apply(text[: len(text) - cut], upstream) == expected
+    assert edit.apply(expected, upstream) is None
+
+
+@pytest.mark.parametrize(
     "edit, words",
     [
         ("# @@ before: two\nnew", ["a.edit.txt:1", "'two' starts 2 lines", "a.txt", "2.13.0+cpu"]),
@@ -111,7 +123,7 @@ def overlay(tmp_path, **files):
     for path, text in files.items():
         file = tmp_path / "overlay" / path.replace("/", "_")
         file.parent.mkdir(exist_ok=True)
-        file.write_text(text)
+        file.write_text(text, encoding="utf-8")
         tree[path] = file
     return tree
 
@@ -179,12 +191,14 @@ def test_upstream_kinds(source, unpacked, wheel, tmp_path):
     )
     with pytest.raises(ForkError, match="not PyTorch"):
         Upstream(tmp_path)
-    (unpacked / "torch/version.py").write_text("__version__ = '2.13.0+cpu.attn'\n")
+    (unpacked / "torch/version.py").write_text(
+        "__version__ = '2.13.0+cpu.attn'\n", encoding="utf-8"
+    )
     with pytest.raises(ForkError, match="already grafted"):
         Upstream(unpacked)
 
 
 def test_a_broken_wheel_is_named(tmp_path):
-    (tmp_path / "torch.whl").write_text("no zip")
+    (tmp_path / "torch.whl").write_text("no zip", encoding="utf-8")
     with pytest.raises(ForkError, match="torch.whl: not a readable wheel"):
         Upstream(tmp_path / "torch.whl")

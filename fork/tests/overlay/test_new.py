@@ -193,7 +193,7 @@ def test_names_that_are_near_to_what_is_refused():
 
 
 def test_a_folder_that_is_there(tmp_path):
-    (tmp_path / "x").write_text("mine")
+    (tmp_path / "x").write_text("mine", encoding="utf-8")
     with pytest.raises(ForkError, match="exists; name a new folder"):
         new(paths.ROOT, "mine", SCHEMA, tmp_path)
     assert tree(tmp_path) == {"x": b"mine"}
@@ -223,7 +223,9 @@ def test_what_a_folder_of_its_own_has(others):
     assert not (others / "fork" / "tests").exists() and not (others / "course").exists()
     names_attn = [p for p, text in tree(others).items() if b"attn" in p.encode() + text.lower()]
     assert not names_attn
-    assert " python -m fork" not in (others / "README.md").read_text().replace("`", " ")
+    assert " python -m fork" not in (others / "README.md").read_text(encoding="utf-8").replace(
+        "`", " "
+    )
     assert operators(others / NATIVE) == list(SCHEMAS)
     # An earlier commit's version declares only the operators up to it, so it can be grafted too.
     assert operators(Stack(others).tree(2)[NATIVE]) == list(SCHEMAS)[:2]
@@ -257,7 +259,7 @@ def test_each_commit_stands(others):
         assert len(said) == len({*said}) == 4, said
     upstream = next(iter(sorted(paths.BASES.glob(f"*/{UNPACKED}"))), None)
     for number, name in enumerate(SCHEMAS, 1):
-        native = stack.tree(number)[NATIVE].read_text()
+        native = stack.tree(number)[NATIVE].read_text(encoding="utf-8")
         assert native.count("\n- func: ") == number and f"- func: {name}(" in native
         if upstream:
             resolve(stack.tree(number), Upstream(upstream.parent))
@@ -266,31 +268,32 @@ def test_each_commit_stands(others):
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_what_the_files_say(others, name):
     derivatives = {
-        e["name"].split("(")[0]: e for e in yaml.safe_load((others / DERIVATIVES).read_text())
+        e["name"].split("(")[0]: e
+        for e in yaml.safe_load((others / DERIVATIVES).read_text(encoding="utf-8"))
     }
     tensors = re.findall(r"Tensor (\w+)", SCHEMAS[name].split("->")[0])
     assert set(derivatives[name]) == {"name", *tensors}
     for path in (f"{OPINFOS}/{name}.py", f"test/test_{name}.py"):
-        text = (others / path).read_text()
+        text = (others / path).read_text(encoding="utf-8")
         ast.parse(text)
         assert "${" not in text
     camel = "".join(word.capitalize() for word in name.split("_"))
-    kernel = (others / f"aten/src/ATen/native/{camel}.cpp").read_text()
+    kernel = (others / f"aten/src/ATen/native/{camel}.cpp").read_text(encoding="utf-8")
     assert f" {name}(const Tensor& {tensors[0]}" in kernel and "${" not in kernel
     results = SCHEMAS[name].split("->")[1].count("Tensor")
     assert ("std::tuple<" in kernel) == (results > 1)
 
 
 def test_signatures(others):
-    overrides = (others / "torch/overrides.edit.py").read_text()
+    overrides = (others / "torch/overrides.edit.py").read_text(encoding="utf-8")
     assert "torch.mine: lambda self, other, *, scale=1.0: -1," in overrides
     assert "torch.three_named: lambda x, n, flag=True: -1," in overrides
-    docs = (others / "torch/_torch_docs.edit.py").read_text()
+    docs = (others / "torch/_torch_docs.edit.py").read_text(encoding="utf-8")
     assert "mine(self, other, *, scale=1.0) -> Tensor" in docs
     assert "three_named(x, n, flag=True) -> (Tensor, Tensor, Tensor)" in docs
-    opinfo = (others / OPINFOS / "mine.py").read_text()
+    opinfo = (others / OPINFOS / "mine.py").read_text(encoding="utf-8")
     assert "SampleInput(make(shape_self), make(shape_other), scale=0.5)" in opinfo
-    opinfo = (others / OPINFOS / "key.py").read_text()
+    opinfo = (others / OPINFOS / "key.py").read_text(encoding="utf-8")
     assert "SampleInput(make(shape_self), 0.5, other=make(shape_other), b=2, c=True)" in opinfo
 
 
@@ -308,10 +311,10 @@ def test_in_a_clone(tmp_path):
     )
     written = new(tmp_path, "mine", SCHEMA)
     assert written[-1] == "stack/02-mine/commit.md"
-    assert (tmp_path / "stack/01-old" / NATIVE).read_text() == edit
-    native = (tmp_path / NATIVE).read_text()
+    assert (tmp_path / "stack/01-old" / NATIVE).read_text(encoding="utf-8") == edit
+    native = (tmp_path / NATIVE).read_text(encoding="utf-8")
     assert native.startswith(edit.rstrip("\n")) and native.count("@@ before") == 1
-    overrides = (tmp_path / "torch/overrides.edit.py").read_text()
+    overrides = (tmp_path / "torch/overrides.edit.py").read_text(encoding="utf-8")
     assert overrides.count("@@ after") == 2  # its place is another, so it is a block of its own
     assert [p for p in Stack(tmp_path).problems() if "still to do" not in p] == []
 
@@ -319,7 +322,9 @@ def test_in_a_clone(tmp_path):
 def fill_in(root, path):
     """Removes the marks of what is left to do from a file."""
     place = root / path
-    place.write_text(re.sub(r"TODO\(\w+\)", "Done", place.read_text()))
+    place.write_text(
+        re.sub(r"TODO\(\w+\)", "Done", place.read_text(encoding="utf-8")), encoding="utf-8"
+    )
 
 
 def test_what_an_earlier_commit_keeps_must_be_filled_in_too(tmp_path, monkeypatch):
@@ -361,7 +366,7 @@ def test_a_file_that_no_commit_has(tmp_path):
     with pytest.raises(ForkError, match="no commit of the stack claims this file"):
         new(tmp_path, "mine", SCHEMA)
     (tmp_path / "test").mkdir()
-    (tmp_path / "test/test_mine.py").write_text("")
+    (tmp_path / "test/test_mine.py").write_text("", encoding="utf-8")
     with pytest.raises(ForkError, match="exists already|no commit of the stack"):
         new(tmp_path, "mine", SCHEMA)
     (tmp_path / "test/test_mine.py").unlink()

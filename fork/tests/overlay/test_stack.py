@@ -137,7 +137,9 @@ def test_removal(repo):
         ("03-none", None, "has no commit.md"),
         ("03-bad", "no front matter\n", "wants front matter"),
         ("03-bad", "---\nfiles: [\n---\n# x\n\ny", "front matter: "),
-        ("03-bad", "---\nowner: x\n---\n# x\n\ny", "has the keys 'files' and 'removes'"),
+        ("03-bad", "---\nowner: x\n---\n# x\n\ny", "has the keys files, removes, trailers"),
+        ("03-bad", "---\ntrailers: [x]\n---\n# x\n\ny", "'trailers' is a line 'Key: value'"),
+        ("03-bad", "---\ntrailers: [A: x]\n---\n# x\n\ny", "'trailers' is a list of lines"),
         ("03-bad", "---\nfiles: x\n---\n# x\n\ny", "'files' is a list of paths"),
         ("03-bad", "---\nfiles: [b, a]\n---\n# x\n\ny", "'files' is sorted"),
     ],
@@ -145,7 +147,7 @@ def test_removal(repo):
 def test_malformed_commits(repo, folder, text, words):
     (repo / "stack" / folder).mkdir()
     if text is not None:
-        (repo / "stack" / folder / "commit.md").write_text(text)
+        (repo / "stack" / folder / "commit.md").write_text(text, encoding="utf-8")
     with pytest.raises(ForkError, match=words):
         Stack(repo)
 
@@ -184,14 +186,16 @@ def test_apply_then_again(repo, source):
         "aten/src/ATen/native/native_functions.yaml",
         "torch/overrides.py",
     ]
-    assert "    torch.abs: 1,\n    torch.attn: 3,\n" in (source / "torch/overrides.py").read_text()
+    assert "    torch.abs: 1,\n    torch.attn: 3,\n" in (source / "torch/overrides.py").read_text(
+        encoding="utf-8"
+    )
     before = snapshot(source)
     assert apply(stack, source) == []
     assert snapshot(source) == before
 
 
 def test_apply_is_all_or_nothing(repo, source):
-    (source / "torch/overrides.py").write_text("table = {}\n")
+    (source / "torch/overrides.py").write_text("table = {}\n", encoding="utf-8")
     before = snapshot(source)
     with pytest.raises(ForkError, match="torch/overrides.edit.py:1: 'torch.abs:' starts 0 lines"):
         apply(Stack(repo), source)
@@ -218,7 +222,7 @@ def test_a_write_that_fails_leaves_nothing(repo, source, monkeypatch):
 
 def test_copy_pristine(source, wheel, tmp_path):
     copy_pristine(Upstream(source), tmp_path / "copy")
-    assert (tmp_path / "copy/version.txt").read_text() == "2.6.0a0\n"
+    assert (tmp_path / "copy/version.txt").read_text(encoding="utf-8") == "2.6.0a0\n"
     with pytest.raises(ForkError, match="is there already"):
         copy_pristine(Upstream(source), tmp_path / "copy")
     with pytest.raises(ForkError, match="inside the upstream"):

@@ -28,9 +28,9 @@ def put(path, text):
 
 def replace(path, old, new):
     def edit(tree):
-        text = (tree / path).read_text()
+        text = (tree / path).read_text(encoding="utf-8")
         assert old in text
-        (tree / path).write_text(text.replace(old, new))
+        (tree / path).write_text(text.replace(old, new), encoding="utf-8")
 
     return edit
 
@@ -130,12 +130,13 @@ def test_an_edit(repo, branch, name):
         p.relative_to(repo).as_posix() for p in paths if before.get(p) != after.get(p)
     )
     for path, text in expected.items():
-        assert ((repo / path).read_text() if (repo / path).exists() else None) == text
+        assert (
+            (repo / path).read_text(encoding="utf-8") if (repo / path).exists() else None
+        ) == text
     stack = Stack(repo)
     assert stack.problems() == []
-    # The commits that the overlay now makes have the same trees as the reviewer's.
+    # The commits that the overlay now makes replace the reviewer's, and have the same trees.
     git(branch, "checkout", "--quiet", "main")
-    git(branch, "branch", "--quiet", "-D", "attn")
     commits(stack, branch, "attn")
     assert git(branch, "rev-parse", "attn^{tree}") == tip
     assert absorb(stack, branch) == []
@@ -148,7 +149,7 @@ def test_the_list_of_a_commits_files(repo, branch):
         *(CPP, NATIVE),
         *("test/test_new.py", "torch/overrides.edit.py"),
     )
-    assert (repo / FIRST / "torch/overrides.edit.py").read_text() == (
+    assert (repo / FIRST / "torch/overrides.edit.py").read_text(encoding="utf-8") == (
         "# @@ after: torch.bmm: 2,\n    torch.more: 5,\n"
     )
 
@@ -159,12 +160,111 @@ EDITED = "table = {\n    torch.abs: 1,\n    torch.bmm: 2,\n    torch.more: 5,\n}
 def test_a_message(repo, branch):
     text = git(branch, "log", "-1", "--format=%B")
     new = text.replace("Do a thing", "Do it well").replace("because", "because\n\n    of this")
-    amend(branch, 2, message=f"{new}\n\nghstack-source-id: 0123\n")
+    amend(branch, 2, message=new)
     assert absorb(Stack(repo), branch) == [f"{SECOND}/commit.md"]
     commit = Stack(repo).commit(2)
     assert commit.title == "Do it well"
     assert commit.section("Why") == "because\n\n    of this"
-    assert "ghstack" not in commit.text()
+
+
+MESSAGE = """{}
+
+why
+
+Review order:
+
+first
+
+Test plan:
+
+run it
+"""
+LONG = MESSAGE.format("Do a thing")
+FILE = "test/attn_thing.py"
+SIGNED_OFF = 'Signed-off-by: Some \\ Body <some@body.invalid> # by "hand"'
+CHANGE = "Change-Id: I0123's"
+GHSTACK = ("ghstack-source-id: 0123", "Pull Request resolved: https://example.invalid/1")
+NAMED = "Stack-commit: 02-explicit"
+# How a message ends, and the trailers that are taken over.
+TRAILERS = {
+    "below": (f"run it\n\n{NAMED}\n{SIGNED_OFF}\n{CHANGE}", [SIGNED_OFF, CHANGE]),
+    "above": (f"run it\n\n{CHANGE}\n{NAMED}", [CHANGE]),
+    "in paragraphs": (f"run it\n\n{NAMED}\n\n\n{GHSTACK[0]}\n\n{GHSTACK[1]}", [*GHSTACK]),
+    "a test plan that looks like one": (f"CPU: run it\n\n{NAMED}", []),
+    "text beside": (f"run it\n{NAMED}\n{CHANGE}", [CHANGE]),
+    "none": (f"run it\n\n{NAMED}\n\n", []),
+}
+
+
+@pytest.mark.parametrize("name", TRAILERS)
+def test_trailers(repo, branch, name):
+    end, trailers = TRAILERS[name]
+    text = git(branch, "log", "-1", "--format=%B").partition("run it")[0]
+    amend(branch, 2, message=text + end)
+    absorb(Stack(repo), branch)
+    stack = Stack(repo)
+    assert stack.commit(2).trailers == tuple(trailers)
+    assert stack.commit(2).section("Test plan") == end.partition("\n")[0]
+    assert absorb(stack, branch) == []
+    commits(stack, branch, "attn")
+    made = git(branch, "log", "-1", "--format=%B")
+    assert made.rpartition("\n\n")[2] == "\n".join([NAMED, *trailers])
+    assert absorb(stack, branch) == []
+
+
+@pytest.mark.parametrize(
+    ("plan", "trailers"), [("run it", [CHANGE, SIGNED_OFF]), ("CPU: run it", []), ("run it", [])]
+)
+def test_trailers_of_a_new_commit(repo, branch, plan, trailers):
+    write_files(branch, {FILE: "pass\n"})
+    git(branch, "add", FILE)
+    text = MESSAGE.format("Add a thing").replace("run it", plan)
+    git(branch, "commit", "--quiet", "--message", "\n".join([text, *trailers]))
+    absorb(Stack(repo), branch)
+    assert Stack(repo).commit(3).trailers == tuple(trailers)
+    assert Stack(repo).commit(3).section("Test plan") == plan
+
+
+# Stands in for gpg: signs everything, and finds every signature good.
+SIGNER = """#!/bin/sh
+cat > /dev/null
+printf '\\n[GNUPG:] SIG_CREATED \\n[GNUPG:] GOODSIG 0 Somebody\\n' >&2
+echo '-----BEGIN PGP SIGNATURE-----'
+"""
+SIGNED = {"commit.gpgSign": "true", "log.showSignature": "true"}
+# Git's settings while somebody amends, what the words are, and in which bytes they are committed.
+SETTINGS = [
+    (SIGNED, "because", "utf-8"),
+    ({"i18n.logOutputEncoding": "ISO-8859-1"}, "à cause de", "utf-8"),
+    ({"i18n.commitEncoding": "ISO-8859-1"}, "à cause de", "utf-8"),
+    ({"i18n.commitEncoding": "ISO-8859-1"}, "à cause de", "iso-8859-1"),
+    ({"i18n.commitEncoding": "EUC-JP"}, "両方", "euc-jp"),
+]
+
+
+@pytest.mark.parametrize("stay", [True, False])
+@pytest.mark.parametrize(("settings", "words", "encoding"), SETTINGS)
+def test_a_message_under_settings_of_git(repo, branch, tmp_path, settings, words, encoding, stay):
+    write_files(tmp_path, {"gpg": SIGNER}).joinpath("gpg").chmod(0o700)
+    settings = {"gpg.program": str(tmp_path / "gpg"), **settings}
+    for key, value in settings.items():
+        git(branch, "config", key, value)
+    text = git(branch, "cat-file", "commit", "attn").partition("\n\n")[2]
+    text = text.replace("because", words).encode(encoding).decode(errors="surrogateescape")
+    amend(branch, 2, put(CPP, "int reviewed;\n"), message=text)
+    for key in settings if not stay else ():
+        git(branch, "config", "--unset", key)
+    absorb(Stack(repo), branch)
+    assert Stack(repo).commit(2).section("Why") == words
+    assert (repo / CPP).read_text(encoding="utf-8") == "int reviewed;\n"
+
+
+def test_a_message_in_an_unknown_encoding(repo, branch):
+    git(branch, "config", "i18n.commitEncoding", "nonsense")
+    text = git(branch, "log", "-1", "--format=%B").replace("because", "\udce0 cause de")
+    amend(branch, 2, message=text)
+    with pytest.raises(ForkError, match="its message is not text in UTF-8"):
+        absorb(Stack(repo), branch)
 
 
 def test_a_message_without_its_number(repo, branch):
@@ -182,13 +282,13 @@ def test_blocks_of_other_releases_stay(repo, checkout):
     write_files(repo, {"torch/overrides.edit.py": edit})
     later = "# @@ only: torch>=2.7\n# @@ after: x\ny\n"
     write_files(repo, {"torch/later.edit.py": later})
-    text = (repo / SECOND / "commit.md").read_text()
+    text = (repo / SECOND / "commit.md").read_text(encoding="utf-8")
     text = text.replace("  - torch/o", "  - torch/later.edit.py\n  - torch/o")
     write_files(repo, {f"{SECOND}/commit.md": text})
     commits(Stack(repo), checkout, "attn")
     amend(checkout, 2, replace(OVERRIDES, "torch.attn: 3,", "torch.attn: 4,\n    torch.more: 5,"))
     assert absorb(Stack(repo), checkout) == ["torch/overrides.edit.py"]
-    assert (repo / "torch/overrides.edit.py").read_text() == edit.replace(
+    assert (repo / "torch/overrides.edit.py").read_text(encoding="utf-8") == edit.replace(
         "torch.attn: 3,", "torch.attn: 4,\n    torch.more: 5,"
     )
 
@@ -256,6 +356,26 @@ def test_what_the_overlay_cannot_say(repo, checkout, name):
             [("commit", "--amend", "--message=x\n\nwhy\n\nStack-commit: 02-explicit")],
             "its message wants 'Review order:' and 'Test plan:'",
         ),
+        (
+            [
+                (
+                    "commit",
+                    "--amend",
+                    f"--message={LONG}\n{NAMED}\n\nMore words.",
+                )
+            ],
+            "its message has 'More words.' below 'Stack-commit:', where only trailers",
+        ),
+        (
+            [
+                (
+                    "commit",
+                    "--amend",
+                    f"--message={LONG}\n{NAMED}\n{NAMED}",
+                )
+            ],
+            f"its message has '{NAMED}' below 'Stack-commit:'",
+        ),
         ([("rm", "--cached", CPP)], "has changes without a commit"),
     ],
 )
@@ -269,20 +389,7 @@ def test_branches_that_are_not_the_series(repo, branch, steps, words):
     assert snapshot(repo) == before
 
 
-MESSAGE = """{}
-
-why
-
-Review order:
-
-first
-
-Test plan:
-
-run it
-"""
 ADD = ("commit", "--quiet", f"--message={MESSAGE.format('Add a thing')}")
-FILE = "test/attn_thing.py"
 # For each change of the stack: git's commands in a checkout, then the commits with their files.
 SHAPES = {
     "a commit on top": (
@@ -319,7 +426,7 @@ def test_another_shape_of_the_stack(repo, branch, name):
     write_files(branch, {FILE: "pass\n"})
     kept = [f"stack/{name}" for name in ("README.md", "results.json", "releases.json")]
     write_files(repo, dict.fromkeys(kept, ""))
-    edits = {path: (repo / path).read_text() for path in (NATIVE, EDIT)}
+    edits = {path: (repo / path).read_text(encoding="utf-8") for path in (NATIVE, EDIT)}
     steps, wanted = SHAPES[name]
     for step in steps:
         git(branch, *step)
@@ -332,18 +439,19 @@ def test_another_shape_of_the_stack(repo, branch, name):
     assert stack.problems() == []
     assert all((repo / path).exists() for path in kept)
     if len(wanted) > 1:  # every edit file is as it was
-        assert edits == {path: (repo / path).read_text() for path in edits}
+        assert edits == {path: (repo / path).read_text(encoding="utf-8") for path in edits}
     # The new stack makes the branch that was absorbed.
     tree = git(branch, "rev-parse", "shaped^{tree}")
-    commits(stack, branch, "again")
-    assert git(branch, "rev-parse", "again^{tree}") == tree
+    assert absorb(stack, branch) == []
+    commits(stack, branch, "shaped")
+    assert git(branch, "rev-parse", "shaped^{tree}") == tree
     assert absorb(stack, branch) == []
 
 
 def test_commits_that_change_places(repo, branch):
     test_another_shape_of_the_stack(repo, branch, "a commit on top")
-    git(branch, "checkout", "--quiet", "again~2")
-    git(branch, "cherry-pick", "again", "again~1")
+    git(branch, "checkout", "--quiet", "shaped~2")
+    git(branch, "cherry-pick", "shaped", "shaped~1")
     absorb(Stack(repo), branch)
     assert [c.folder.name for c in Stack(repo).commits] == [
         *("01-implicit", "02-add-a-thing", "03-explicit")

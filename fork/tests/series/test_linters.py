@@ -8,8 +8,9 @@ import pytest
 from fork.errors import ForkError
 from fork.overlay import Stack
 from fork.series.branch import commits
-from fork.series.linters import LINTRUNNER, Lint, lint, requirements
-from fork.tests.conftest import write_files
+from fork.series.git import Git
+from fork.series.linters import LINTRUNNER, Lint, added_lines, lint, requirements
+from fork.tests.conftest import git, write_files
 
 CONFIG = """
 [[linter]]
@@ -60,10 +61,10 @@ def run(repo, source, tmp_path):
     runner.chmod(0o755)
 
     def run(lints):
-        words.write_text(json.dumps(lints))
+        words.write_text(json.dumps(lints), encoding="utf-8")
         found = lint(source, base.commit, "HEAD~1", tmp_path / "venv", tmp_path / "log")
-        assert "--merge-base-with HEAD~1" in " ".join(json.loads(log.read_text()))
-        assert "--skip=MYPY" in json.loads(log.read_text())
+        assert "--merge-base-with HEAD~1" in " ".join(json.loads(log.read_text(encoding="utf-8")))
+        assert "--skip=MYPY" in json.loads(log.read_text(encoding="utf-8"))
         return found
 
     return run
@@ -80,6 +81,23 @@ def test_a_tree_without_linters(source):
 
 
 OVERRIDES = "torch/overrides.py"  # its third line is the stack's
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "diff.external=false",
+        "diff.interHunkContext=9",
+        "color.ui=always",
+        "diff.mnemonicPrefix=true",
+    ],
+)
+def test_the_lines_of_the_stack_under_settings_of_git(repo, checkout, setting):
+    base, _ = commits(Stack(repo), checkout, "attn")
+    before = added_lines(Git(checkout), base.commit)
+    git(checkout, "config", *setting.split("="))
+    assert added_lines(Git(checkout), base.commit) == before
+    assert before[OVERRIDES] == {3}
 
 
 @pytest.mark.parametrize("absolute", [False, True])
@@ -118,6 +136,8 @@ def test_a_linter_that_breaks(run):
 
 
 def test_a_lintrunner_that_breaks(run, tmp_path):
-    (tmp_path / "venv/bin/lintrunner").write_text("#!/bin/sh\necho error: no such option; exit 2\n")
+    (tmp_path / "venv/bin/lintrunner").write_text(
+        "#!/bin/sh\necho error: no such option; exit 2\n", encoding="utf-8"
+    )
     with pytest.raises(ForkError, match="lintrunner: error: no such option"):
         run([])

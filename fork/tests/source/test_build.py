@@ -52,13 +52,13 @@ SOURCE = "aten/src/ATen/native/Attn.cpp"
 @pytest.fixture
 def place(tmp_path, source):
     python = tmp_path / "python"
-    python.write_text(SETUP)
+    python.write_text(SETUP, encoding="utf-8")
     python.chmod(0o755)
     return Place(source, python, tmp_path / "logs", {"USE_CUDA": "0"})
 
 
 def wish(place, words):
-    place.python.with_name("wish").write_text(words)
+    place.python.with_name("wish").write_text(words, encoding="utf-8")
 
 
 def build(place, repo):
@@ -107,7 +107,7 @@ def test_a_build_that_fails_goes_on_later(repo, place, words, message):
 )
 def test_the_import_is_of_that_tree(place, says, message):
     says = says.replace("TREE", str(place.tree))
-    place.python.write_text(f"#!{sys.executable}\nimport os, sys\n{says}\n")
+    place.python.write_text(f"#!{sys.executable}\nimport os, sys\n{says}\n", encoding="utf-8")
     if message is None:
         from_source.check(place, place.variables)
         return
@@ -116,7 +116,7 @@ def test_the_import_is_of_that_tree(place, says, message):
 
 
 def test_a_tree_that_the_stack_does_not_fit_is_not_built(repo, place):
-    (place.tree / "torch/overrides.py").write_text("")
+    (place.tree / "torch/overrides.py").write_text("", encoding="utf-8")
     with pytest.raises(ForkError, match="starts 0 lines"):
         configure(place, Stack(repo), "attn")
     assert not place.logs.exists() and not (place.tree / ".git").exists()
@@ -185,7 +185,7 @@ def test_table():
 
 def test_no_such_python(tmp_path):
     with pytest.raises(ForkError, match="python9: no such Python to build"):
-        checkout(tmp_path, "python9", tmp_path / "logs")
+        checkout(tmp_path, "python9")
 
 
 def test_a_python_of_the_working_folder(tmp_path, monkeypatch):
@@ -194,7 +194,7 @@ def test_a_python_of_the_working_folder(tmp_path, monkeypatch):
     python.parent.mkdir()
     python.symlink_to(sys.executable)  # a virtual environment's is a link, not to be resolved
     monkeypatch.chdir(tmp_path)
-    place = checkout(Path("pytorch"), "bin/python", tmp_path / "logs")
+    place = checkout(Path("pytorch"), "bin/python")
     assert place.python == python
 
 
@@ -207,7 +207,7 @@ def sources(number=None):
     """Yields each C++ file of the overlay that both builds compile, and whether it is whole."""
     for path, file in Stack(ROOT).tree(number).items():
         if is_source(path):
-            edit = Edit.parse(path, file.read_text()) if target_of(path) else None
+            edit = Edit.parse(path, file.read_text(encoding="utf-8")) if target_of(path) else None
             if edit is None or not any(only.kind == "source" for only in edit.only):
                 yield path, edit is None
 
@@ -217,7 +217,7 @@ def test_upstreams_build_compiles_every_source_of_each_commit():
     stack = Stack(ROOT)
     for commit in stack.commits:
         file = stack.tree(commit.number).get("build_variables.edit.bzl")
-        blocks = Edit.parse("", file.read_text()).blocks if file else ()
+        blocks = Edit.parse("", file.read_text(encoding="utf-8")).blocks if file else ()
         lines = [line for block in blocks for line in block.lines]
         listed = {entry for line in lines for entry in re.findall(r'"([^"]+)"', line)}
         # Upstream compiles a file that an edit changes anyway.

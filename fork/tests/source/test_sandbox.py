@@ -27,7 +27,7 @@ if pathlib.Path({str(tmp_path)!r}, "fail").exists():
     inner = '#!/bin/sh\nwhile [ "$1" != mmdebstrap ]; do shift; done\nexec "$@"\n'
     tools = {"mmdebstrap": made, "setpriv": inner, "unshare": ""}
     for name, text in tools.items():
-        (folder / name).write_text(text)
+        (folder / name).write_text(text, encoding="utf-8")
         (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
@@ -45,6 +45,22 @@ def test_debian_is_made_once(tmp_path, machine):
     (folder / "root/mine").touch()
     assert in_debian(folder, tmp_path / "source") == place
     assert (folder / "root/mine").exists()
+
+
+def test_a_build_of_another_place_is_removed(tmp_path, machine):
+    """CMake would refuse it; ccache still has what was compiled."""
+    folder = tmp_path / "first"
+    build = in_debian(folder, tmp_path / "source").tree / "build"
+    build.mkdir()
+    names = {"CMAKE_CACHEFILE_DIR": build, "CMAKE_HOME_DIRECTORY": build.parent}
+    cache = "".join(f"{name}:INTERNAL={place}\n" for name, place in names.items())
+    (build / "CMakeCache.txt").write_text(cache, encoding="utf-8")
+    (build / "build.ninja").touch()
+    in_debian(folder, tmp_path / "source")
+    assert build.exists()
+    folder.rename(tmp_path / "second")
+    tree = in_debian(tmp_path / "second", tmp_path / "source").tree
+    assert tree.exists() and not (tree / "build").exists()
 
 
 def test_a_debian_that_cannot_be_made(tmp_path, machine):

@@ -107,7 +107,7 @@ def test_python_is_run_by_qemu(runner, tools, tmp_path):
     said = subprocess.run([python, "-c", "a b"], capture_output=True, text=True, check=True).stdout
     binary = f"{tree}/usr/bin/python{arm64.PYTHON}"
     assert said.splitlines() == ["-L", str(tree), "-0", str(python), binary, "-c", "a b"]
-    assert (venv / "pyvenv.cfg").read_text() == f"home = {tree}/usr/bin\n"
+    assert (venv / "pyvenv.cfg").read_text(encoding="utf-8") == f"home = {tree}/usr/bin\n"
 
 
 @pytest.mark.parametrize("program", [*arm64.PROGRAMS, "keyring"])

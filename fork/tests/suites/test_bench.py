@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from fork.paths import ROOT
+from fork.tests.conftest import write_files
 
 sys.path.insert(0, str(ROOT / "bench"))
 
@@ -33,6 +34,7 @@ from cases import (  # noqa: E402
 )
 from devices import cpu  # noqa: E402
 from devices import cuda as gpu  # noqa: E402
+from machine import commit_of  # noqa: E402
 from roofline import NoRoofline, Peaks, build  # noqa: E402
 
 TABLES = {"cpu": cpu.CASES, "cuda": gpu.CASES}
@@ -281,6 +283,24 @@ def test_markdown():
     assert "matrices only" not in text
 
 
+def test_the_commit_of_the_kernel(tmp_path):
+    """Figures name it, so that they are of a known kernel after the next change."""
+    made = write_files(tmp_path / "clone", {"aten/Attn.cpp": "1\n", "bench/a.py": "1\n"})
+    assert commit_of(made) is None  # no repository
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.invalid", "-C", made]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "x", "--date=2026-01-02"]):
+        subprocess.run([*git, *words], check=True)
+    found = commit_of(made)
+    assert re.fullmatch(r"[0-9a-f]{7,} of 20\d\d-\d\d-\d\d", found)
+    write_files(made, {"bench/a.py": "2\n"})
+    assert commit_of(made) == found  # no part of the kernel
+    write_files(made, {"aten/Attn.cpp": "2\n"})
+    assert commit_of(made) == f"{found}, with changes"
+    result = about([])
+    result["machine"]["commit"] = found
+    assert report.describe(result["machine"]).endswith(f"; kernel of commit {found}.")
+
+
 def test_without_attn_and_without_peaks():
     found = row(eager=[1.0, 1.0, 1.0])
     del found["seconds"][ATTN]
@@ -295,7 +315,10 @@ def test_files_are_written(tmp_path, monkeypatch):
     monkeypatch.setattr(results, "plot", None)
     result = about([row(eager=[8.0, 3.0, 20.0])])
     assert results.write(result, tmp_path / "out") == ["cpu.json", "cpu.md"]
-    assert json.loads((tmp_path / "out/cpu.json").read_text())["rows"] == result["rows"]
+    assert (
+        json.loads((tmp_path / "out/cpu.json").read_text(encoding="utf-8"))["rows"]
+        == result["rows"]
+    )
 
 
 def test_plot(tmp_path):
@@ -305,12 +328,12 @@ def test_plot(tmp_path):
         found.update(d=64, e=64)  # which the curves over n show
     written = results.write(about(rows), tmp_path)
     assert written == ["cpu.json", "cpu.md", "cpu.svg", "cpu-dark.svg", "cpu-narrow.svg"]
-    light, dark, narrow = ((tmp_path / name).read_text() for name in written[2:])
+    light, dark, narrow = ((tmp_path / name).read_text(encoding="utf-8") for name in written[2:])
     assert "#ffffff" in light and "#ffffff" not in dark and "#ffffff" in narrow
     widths = [float(re.search(r'width="([\d.]+)pt"', text)[1]) for text in (light, narrow)]
     assert widths == [13 * 72, 4 * 72]
     results.write(about(rows), tmp_path)
-    assert (tmp_path / "cpu.svg").read_text() == light
+    assert (tmp_path / "cpu.svg").read_text(encoding="utf-8") == light
 
 
 def swept(*ratios, threads=2):
@@ -339,7 +362,7 @@ def test_plot_of_a_sweep(tmp_path):
     pytest.importorskip("matplotlib")
     written = results.write(about([]) | {"sweeps": [swept(2, 0.5)]}, tmp_path)
     assert written[2:] == ["cpu-sweep.svg", "cpu-sweep-dark.svg"]
-    assert "2 threads, seed 7" in (tmp_path / "cpu-sweep.svg").read_text()
+    assert "2 threads, seed 7" in (tmp_path / "cpu-sweep.svg").read_text(encoding="utf-8")
 
 
 def test_random_cases_are_as_they_are_described():
@@ -448,9 +471,11 @@ def test_what_others_take_of_the_machine(monkeypatch, tmp_path):
     monkeypatch.setattr(Others, "STAT", stat)
     monkeypatch.setattr("time.process_time", lambda: 0.0)
     monkeypatch.setattr("os.sysconf", lambda name: 100)
-    stat.write_text("cpu 100 0 0 100 0 0 0 0 0 0\n")
+    stat.write_text("cpu 100 0 0 100 0 0 0 0 0 0\n", encoding="utf-8")
     others = Others()
-    stat.write_text("cpu 110 5 5 130 40 0 0 10 0 0\n")  # 100 ticks: 70 idle, 10 the host's
+    stat.write_text(
+        "cpu 110 5 5 130 40 0 0 10 0 0\n", encoding="utf-8"
+    )  # 100 ticks: 70 idle, 10 the host's
     assert others.share() == pytest.approx(0.3)
     stat.unlink()
     assert Others().share() == 0  # as on a system without /proc/stat
@@ -478,11 +503,14 @@ def test_over_the_length(tmp_path):
         ],
     }
     lengths.write(result, tmp_path)
-    text = (tmp_path / "cpu-lengths.md").read_text()
+    text = (tmp_path / "cpu-lengths.md").read_text(encoding="utf-8")
     assert "| 512 | 2 s | 50% | 1.00, 3 MiB | 2.50, 3 MiB |" in text
     assert "| 1024 | 8 s | 12% | 1.00, 3 MiB |  |" in text
     assert "n = 512: eager 1.0e-07" in text
-    assert "Memory of a step" in (tmp_path / "cpu-lengths-narrow.svg").read_text()
+    assert "peak is 1 GFLOP/s. A figure" in text
+    disturbed = lengths.markdown({**result, "peak": 4e9, "disturbed peak": 3e9})
+    assert "peak is 4 GFLOP/s, by an earlier run" in disturbed and "as 3. A figure" in disturbed
+    assert "Memory of a step" in (tmp_path / "cpu-lengths-narrow.svg").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("mode", SECOND_ORDER_MODES)
@@ -527,11 +555,11 @@ def test_ring(tmp_path):
     rows = [row(mode, 4096, 2.0, 1.25) for mode in ring.MODES]
     about_it = {"machine": about([])["machine"], "bandwidth": 1e10, "block": 1024}
     ring.write(about_it | {"rows": rows}, tmp_path)
-    text = (tmp_path / "cpu-ring.md").read_text()
+    text = (tmp_path / "cpu-ring.md").read_text(encoding="utf-8")
     # k and v of 2048 rows are 1 MiB, which each rank sends once.
     assert "| 4096 | forward | 2 s | 1.25 s | 0.80 | 1.0 MiB | 1.00 |" in text
     assert "1 GFLOP/s" in text
-    assert "By the model" in (tmp_path / "cpu-ring-narrow.svg").read_text()
+    assert "By the model" in (tmp_path / "cpu-ring-narrow.svg").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("mode", ["output", "output step", "causal", "causal step"])
@@ -562,9 +590,9 @@ def test_stages(tmp_path, monkeypatch):
     for row in (row for found in sets for row in found["rows"]):
         assert len(row["stages"]) == len(stages.STAGES) and row["kernel"] > 0
     stages.write({"machine": about([])["machine"], "sets": sets}, tmp_path)
-    text = (tmp_path / "cpu-stages.md").read_text()
+    text = (tmp_path / "cpu-stages.md").read_text(encoding="utf-8")
     assert all(f"## {x}, " in text for x in stages.available()) and "| 16 |" in text
-    assert "AVX2" in (tmp_path / "cpu-stages-narrow.svg").read_text()
+    assert "AVX2" in (tmp_path / "cpu-stages-narrow.svg").read_text(encoding="utf-8")
 
 
 def test_ways(tmp_path):
@@ -582,7 +610,7 @@ def test_ways(tmp_path):
         for mode in ways.MODES
     ]
     ways.write({"machine": about([])["machine"], "rows": rows}, tmp_path)
-    text = (tmp_path / "cpu-ways.md").read_text()
+    text = (tmp_path / "cpu-ways.md").read_text(encoding="utf-8")
     assert "| 1 s | 2 s | 3 s | 4 s | 5 s |" in text
     assert text.count("| 2 µs") == len(rows) * len(ways.WAYS)
 
@@ -707,7 +735,11 @@ def bench_on_cuda(monkeypatch, out, *args):
     args = ("--device", "cuda", "--out", str(out), "--quick", "--rounds", "2", *args)
     done = CliRunner().invoke(bench.main, [*args, "--no-compile"])
     file = out / "cuda.json"
-    return done.exit_code, done.output, json.loads(file.read_text()) if file.exists() else None
+    return (
+        done.exit_code,
+        done.output,
+        json.loads(file.read_text(encoding="utf-8")) if file.exists() else None,
+    )
 
 
 def test_the_whole_of_it_on_a_gpu(cuda, monkeypatch, tmp_path):
@@ -731,7 +763,7 @@ def test_the_whole_of_it_on_a_gpu(cuda, monkeypatch, tmp_path):
     assert step["scratch"] == dict.fromkeys((ATTN, EAGER), (1 << 30) - 1000 - given)
     assert "high" in cuda.precisions
     assert result["machine"]["gpu"] == "A GPU" and "driver" not in result["machine"]
-    text = (tmp_path / "cuda.md").read_text()
+    text = (tmp_path / "cuda.md").read_text(encoding="utf-8")
     assert text.startswith("# torch.attn on a GPU")
     assert "A GPU, 132 SMs of 9.0; memory 80 GiB; L2 0 MiB; CUDA 13.0; " in text
     assert " host |" in text and "malloc" not in text and "jax" not in text
@@ -746,7 +778,9 @@ def test_what_was_not_measured(cuda, monkeypatch, tmp_path):
     assert status == 0 and result["rows"] == []
     assert list(result["unmeasured"].values()) == ["no time was left"] * 4
     assert "not measured, as no time was left: fp32 n=8 d=64 forward, fp32" in said
-    assert "not measured, as no time was left: fp32" in (tmp_path / "cuda.md").read_text()
+    assert "not measured, as no time was left: fp32" in (tmp_path / "cuda.md").read_text(
+        encoding="utf-8"
+    )
 
     def spoiled(*args, **kwargs):
         raise RuntimeError("CUDA error: an illegal memory access\nmore of it")
@@ -772,8 +806,8 @@ def test_report_of_a_gpu(tmp_path):
     result["peaks"]["flops"]["tf32"] = 4e14
     written = results.write(result, tmp_path)
     assert written[:4] == ["cuda.json", "cuda.md", "cuda.svg", "cuda-dark.svg"]
-    text = (tmp_path / "cuda.md").read_text()
+    text = (tmp_path / "cuda.md").read_text(encoding="utf-8")
     assert "Measured peaks in TFLOP/s: fp32 0, fp64 0, tf32 400." in text
     assert "| 3 s host |" in text and "| 3 s |" in text and "200%" in text
     assert "\nnot measured, as x: a, c\n\nnot measured, as y: b\n" in text
-    assert "Time of a step, bf16" in (tmp_path / "cuda.svg").read_text()
+    assert "Time of a step, bf16" in (tmp_path / "cuda.svg").read_text(encoding="utf-8")

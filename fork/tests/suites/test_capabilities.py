@@ -22,10 +22,10 @@ def packages(venv):
 def test_what_is_borrowed_comes_behind_what_is_there(tmp_path):
     lender, venv = tmp_path / "lender", tmp_path / "venv"
     new_venv(lender, "--without-pip")
-    (packages(lender) / "lent.py").write_text("value = 1\n")
-    (packages(lender) / "both.py").write_text("value = 1\n")
+    (packages(lender) / "lent.py").write_text("value = 1\n", encoding="utf-8")
+    (packages(lender) / "both.py").write_text("value = 1\n", encoding="utf-8")
     borrow(lender, venv)
-    (packages(venv) / "both.py").write_text("value = 2\n")
+    (packages(venv) / "both.py").write_text("value = 2\n", encoding="utf-8")
     borrow(lender, venv)  # once more: what is there stays
     command = [venv / "bin" / "python", "-c", "import lent, both; print(lent.value, both.value)"]
     assert subprocess.run(command, capture_output=True, text=True).stdout == "1 2\n"

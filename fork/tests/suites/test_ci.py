@@ -50,7 +50,7 @@ def ran(clone, *args):
     file = clone / "ran"
     file.unlink(missing_ok=True)
     code, output = invoke("ci", *args)
-    return (file.read_text().split() if file.exists() else []), code, output
+    return (file.read_text(encoding="utf-8").split() if file.exists() else []), code, output
 
 
 def test_what_passed_is_left_out(clone):
@@ -62,7 +62,7 @@ def test_what_passed_is_left_out(clone):
     assert f"== tests: left out: nothing that it reads has changed since {date.today()}" in output
     assert ran(clone, "--all")[0] == ALL
     assert ran(clone, "--all", "--only", "tests", "--only", "form")[0] == ["form", "tests"]
-    entry = json.loads((clone / ci.RECORD).read_text())["tests"]
+    entry = json.loads((clone / ci.RECORD).read_text(encoding="utf-8"))["tests"]
     assert entry["files"] == {"test/a.py": 1.5} and entry["on"] == str(date.today())
 
 
@@ -82,7 +82,7 @@ def test_what_passed_is_left_out(clone):
 def test_what_makes_a_stage_run_again(clone, path, text, again):
     ran(clone, "--record")
     file = clone / path
-    write_files(clone, {path: file.read_text() + "\n" if text is None else text})
+    write_files(clone, {path: file.read_text(encoding="utf-8") + "\n" if text is None else text})
     assert {*ran(clone)[0]} - {"always"} == again
 
 
@@ -106,7 +106,9 @@ def test_a_record_lasts_for_two_weeks(clone):
     file = clone / ci.RECORD
     for days, stages in ((14, ["always"]), (15, ALL)):
         then = str(date.today() - timedelta(days))
-        file.write_text(re.sub(r"\d{4}-\d\d-\d\d", then, file.read_text()))
+        file.write_text(
+            re.sub(r"\d{4}-\d\d-\d\d", then, file.read_text(encoding="utf-8")), encoding="utf-8"
+        )
         assert ran(clone)[0] == stages
 
 
@@ -116,7 +118,7 @@ def test_a_stage_that_fails_is_the_last_one(clone):
     write_files(clone, {ci.STAGES: yaml.safe_dump(changed)})
     stages, code, output = ran(clone, "--record")
     assert (stages, code) == (["form"], 1) and output.endswith("error: tests failed")
-    assert [*json.loads((clone / ci.RECORD).read_text())] == ["form"]
+    assert [*json.loads((clone / ci.RECORD).read_text(encoding="utf-8"))] == ["form"]
 
 
 def test_a_stage_whose_inputs_change_meanwhile_is_not_recorded(clone):
@@ -124,7 +126,7 @@ def test_a_stage_whose_inputs_change_meanwhile_is_not_recorded(clone):
     changed[1]["run"] = "echo 'x = 3' >a/one.py"
     write_files(clone, {ci.STAGES: yaml.safe_dump(changed)})
     assert "tests: not recorded" in ran(clone, "--record")[2]
-    assert "tests" not in json.loads((clone / ci.RECORD).read_text())
+    assert "tests" not in json.loads((clone / ci.RECORD).read_text(encoding="utf-8"))
 
 
 def test_errors(clone):
@@ -175,7 +177,9 @@ def test_seconds_of_reports(tmp_path, monkeypatch):
 
 def test_the_stages_of_this_clone():
     """Each command exists, and each glob is one of a file."""
-    targets = (ROOT / "Makefile").read_text() + (ROOT / "attn.mk").read_text()
+    targets = (ROOT / "Makefile").read_text(encoding="utf-8") + (ROOT / "attn.mk").read_text(
+        encoding="utf-8"
+    )
     for stage in ci.read_stages():
         for target in re.findall(r"make ([\w-]+)", stage.run):
             assert re.search(rf"^{target}:", targets.replace("$(PROJECT)", "attn"), re.M), target

@@ -104,11 +104,11 @@ def test_the_hash_of_a_changed_lesson_is_removed(monkeypatch, tmp_path):
     pages = tmp_path / "site" / "course"
     site._forget_lessons()
     for name in ("01_one", "02_two"):
-        (pages / f"{name}.py.md5").write_text(md5(b"").hexdigest())
-    (tmp_path / "course" / "01_one.py").write_text("changed")
+        (pages / f"{name}.py.md5").write_text(md5(b"").hexdigest(), encoding="utf-8")
+    (tmp_path / "course" / "01_one.py").write_text("changed", encoding="utf-8")
     site._forget_lessons()
     assert [file.name for file in pages.glob("*.md5")] == ["02_two.py.md5"]
-    (tmp_path / "course" / "exercise.py").write_text("changed")
+    (tmp_path / "course" / "exercise.py").write_text("changed", encoding="utf-8")
     site._forget_lessons()
     assert not [*pages.glob("*.md5")]
 

@@ -25,7 +25,7 @@ def test_headers_are_all_that_is_kept_of_a_wheel(made, monkeypatch):
 
     monkeypatch.setattr(extension, "download_wheel", download)
     include = extension.headers()
-    assert (include / "c10" / "header.h").read_text() == "text"
+    assert (include / "c10" / "header.h").read_text(encoding="utf-8") == "text"
     assert [path.name for path in include.parents[1].rglob("*")] == [
         *("torch", "include", "c10", "header.h")
     ]
@@ -36,7 +36,7 @@ def test_headers_are_all_that_is_kept_of_a_wheel(made, monkeypatch):
 def test_the_wheel_is_built_once_for_the_same_sources(tmp_path, monkeypatch):
     sources = tmp_path / "extension"
     (sources / "tests").mkdir(parents=True)
-    (sources / "a.cpp").write_text("1")
+    (sources / "a.cpp").write_text("1", encoding="utf-8")
     monkeypatch.setattr(extension, "EXTENSION", sources)
     monkeypatch.setattr(extension, "headers", lambda: tmp_path)
     built = []
@@ -51,7 +51,7 @@ def test_the_wheel_is_built_once_for_the_same_sources(tmp_path, monkeypatch):
     first = extension.build()
     (sources / "tests" / "test_new.py").touch()
     assert extension.build() == first
-    (sources / "a.cpp").write_text("2")
+    (sources / "a.cpp").write_text("2", encoding="utf-8")
     assert extension.build() != first
     assert len(built) == 2
 
@@ -61,7 +61,7 @@ def test_other_python(tmp_path, monkeypatch):
     minor = sys.version_info.minor
     for number, status in ((9, 0), (minor, 0), (minor + 1, 1), (minor + 2, 0), (minor + 3, 0)):
         python = tmp_path / f"python3.{number}"
-        python.write_text(f"#!/bin/sh\nexit {status}\n")
+        python.write_text(f"#!/bin/sh\nexit {status}\n", encoding="utf-8")
         python.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert extension.other_python() == str(tmp_path / f"python3.{minor + 2}")

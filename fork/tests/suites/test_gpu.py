@@ -41,7 +41,7 @@ def test_files_with_tests_on_cuda():
     found = bench.chosen(own_files(ROOT), ROOT)
     assert {"test_attn.py", "test_attn_autograd.py", "test_attn_compile.py"} <= set(found)
     for name in {*own_files(ROOT)} - {*found}:
-        text = (ROOT / "test" / name).read_text()
+        text = (ROOT / "test" / name).read_text(encoding="utf-8")
         left_out = 'globals(), only_for="cpu"' in text
         assert "instantiate_device_type_tests(" not in text or left_out
 
@@ -67,6 +67,7 @@ def steps(tmp_path, monkeypatch):
     monkeypatch.setattr(build.Graft, "nvcc", Nvcc(tmp_path / "nvcc", "13.0", (80, 90), 75))
     monkeypatch.delenv("BASE", raising=False)  # `make test` sets it
     monkeypatch.setattr(bench, "devices", lambda: 1)
+    monkeypatch.setattr("fork.graft.base._installed", lambda: None)  # as if torch were there
     monkeypatch.setattr(bench, "sanitizer", lambda: "sanitizer")
     fake(bench, "graft_into")
     fake(bench, "check")
@@ -140,7 +141,7 @@ def test_each_tool_of_the_sanitizer(tmp_path):
     said = 'echo "$@ $PYTORCH_TESTING_DEVICE_ONLY_FOR"'
     with pytest.raises(ForkError, match="^synccheck finds fault: "):
         sanitize(tmp_path, f"{said}; [ $2 != synccheck ]")
-    said = (tmp_path / "logs/memcheck.log").read_text()
+    said = (tmp_path / "logs/memcheck.log").read_text(encoding="utf-8")
     assert "and float cuda" in said
     assert said.startswith("--tool memcheck --kernel-regex kns=attn_ --error-exitcode 1 ")
 

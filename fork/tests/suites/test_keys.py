@@ -63,10 +63,10 @@ FILES = {
 def test_what_changes_a_key(tmp_path, path, changed):
     root = write_files(tmp_path / "stack", FILES)
     before = keys_of(root)
-    (root / path).write_text(f"{FILES.get(path, '')}# a comment\n")
+    (root / path).write_text(f"{FILES.get(path, '')}# a comment\n", encoding="utf-8")
     comment = set() if path.endswith(".py") else changed
     assert changes(before, keys_of(root)) == comment
-    (root / path).write_text("changed\n")
+    (root / path).write_text("changed\n", encoding="utf-8")
     assert changes(before, keys_of(root)) == changed
 
 
@@ -79,7 +79,7 @@ def test_a_key_is_of_contents_alone(tmp_path, monkeypatch):
             shutil.move(root / "stack/02-op", root / "stack/02-renamed")
             version = root / "stack/02-renamed/test/test_attn.py"
             version.parent.mkdir()
-            version.write_text(FILES["test/test_attn.py"])
+            version.write_text(FILES["test/test_attn.py"], encoding="utf-8")
         stack = Stack(root)
         found.append([key(stack, commit) for commit in stack.commits])
     assert found[0] == found[1]
@@ -136,16 +136,20 @@ def test_what_voids_both_keys(clone):
     before = both_keys(clone)
     for room in sorted((clone / "fork").glob("*/__init__.py")):
         for file in room.parent.glob("*.py"):
-            file.write_text(file.read_text() + "\n\n# More is said here.\n")
+            file.write_text(
+                file.read_text(encoding="utf-8") + "\n\n# More is said here.\n", encoding="utf-8"
+            )
     assert both_keys(clone) == before
     pack = clone / "fork/graft/pack.py"
-    pack.write_text(pack.read_text() + "\n\nMORE = 1\n")
+    pack.write_text(pack.read_text(encoding="utf-8") + "\n\nMORE = 1\n", encoding="utf-8")
     cmake = clone / "CMakeLists.txt"
-    cmake.write_text("# More is said here.\n" + cmake.read_text())
+    cmake.write_text("# More is said here.\n" + cmake.read_text(encoding="utf-8"), encoding="utf-8")
     firsts, second = both_keys(clone)
     with_a_graft = {*range(2, len(before[0]) + 1)}  # the first commit is a note
     assert changes(before[0], firsts) == with_a_graft and second == before[1]
-    cmake.write_text(cmake.read_text() + "add_compile_options(-DMORE)\n")
+    cmake.write_text(
+        cmake.read_text(encoding="utf-8") + "add_compile_options(-DMORE)\n", encoding="utf-8"
+    )
     assert both_keys(clone)[1] != second
 
 

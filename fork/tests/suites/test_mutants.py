@@ -23,7 +23,7 @@ TABLE = mutants.read_table()
 @pytest.mark.parametrize("mutant", TABLE, ids=lambda mutant: mutant.name)
 def test_the_table(mutant):
     """Each fault is in one line of the tip, and has a test file and a kernel."""
-    assert mutant.text(ROOT) != (ROOT / mutant.file).read_text()
+    assert mutant.text(ROOT) != (ROOT / mutant.file).read_text(encoding="utf-8")
     assert (ROOT / "test" / mutant.test.split()[0]).is_file()
     assert (ROOT / CPU_KERNELS / f"{mutant.kernel}.cpp").is_file()
     assert [x.name for x in TABLE].count(mutant.name) == 1
@@ -31,13 +31,13 @@ def test_the_table(mutant):
 
 @pytest.mark.parametrize("text", ["return 11", "return 1\n  return 1"])
 def test_a_line_that_is_not_there_once(text, tmp_path):
-    (tmp_path / "x.py").write_text(text)
+    (tmp_path / "x.py").write_text(text, encoding="utf-8")
     with pytest.raises(ForkError, match="^a: [02] lines of x.py are `return 1`$"):
         FAULT.text(tmp_path)
 
 
 def test_the_fault_stands_where_the_line_was(tmp_path):
-    (tmp_path / "x.py").write_text("def f():\n    return 1\n")
+    (tmp_path / "x.py").write_text("def f():\n    return 1\n", encoding="utf-8")
     assert FAULT.text(tmp_path) == "def f():\n    return 2\n"
 
 
@@ -81,13 +81,13 @@ def test_what_hangs_ends_with_all_that_it_started(tmp_path, monkeypatch):
     command = ["sh", "-c", "sleep 100 & echo $!; wait"]
     log = tmp_path / "log"
     assert mutants.status_of(command, tmp_path, os.environ, log) is None
-    child = int(log.read_text())
+    child = int(log.read_text(encoding="utf-8"))
     for _ in range(100):
         try:
             os.kill(child, 0)
         except ProcessLookupError:
             return
-        if Path(f"/proc/{child}/stat").read_text().split()[2] == "Z":
+        if Path(f"/proc/{child}/stat").read_text(encoding="utf-8").split()[2] == "Z":
             return
         time.sleep(0.05)
     raise AssertionError(f"{child} runs")
@@ -97,13 +97,13 @@ def test_a_file_is_exchanged_in_the_copy_alone(tmp_path):
     installed, site = tmp_path / "installed", tmp_path / "site"
     for folder in (installed, site):
         folder.mkdir()
-    (installed / "x.py").write_text("right")
+    (installed / "x.py").write_text("right", encoding="utf-8")
     os.link(installed / "x.py", site / "x.py")
     lab = Lab.__new__(Lab)
     lab.installed, lab.site = installed, site
     with pytest.raises(ForkError), lab.exchanged({"x.py": b"wrong"}):
-        assert (site / "x.py").read_text() == "wrong"
-        assert (installed / "x.py").read_text() == "right"
+        assert (site / "x.py").read_text(encoding="utf-8") == "wrong"
+        assert (installed / "x.py").read_text(encoding="utf-8") == "right"
         raise ForkError
     assert (site / "x.py").samefile(installed / "x.py")
 

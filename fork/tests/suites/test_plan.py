@@ -93,7 +93,10 @@ def test_what_is_wrong_with_a_plan(tmp_path, text, why):
 def test_a_command_outside_a_code_block(tmp_path):
     stack = stack_of(tmp_path, "python test/test_attn.py")
     plan = stack.root / "stack/01-op/commit.md"
-    plan.write_text(plan.read_text().replace("run it", "run it\n\n    python test/test_ops.py"))
+    plan.write_text(
+        plan.read_text(encoding="utf-8").replace("run it", "run it\n\n    python test/test_ops.py"),
+        encoding="utf-8",
+    )
     (found,) = problems(Stack(stack.root))
     assert found.endswith("a command outside a code block: python test/test_ops.py")
 

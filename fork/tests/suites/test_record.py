@@ -42,10 +42,10 @@ def test_what_passed_is_kept(stack, keys):
     Record(stack).add(ONE)
     rows = list(Record(stack).rows())
     assert rows[0] == ("01-one", "3", "0", "1", "2", "0", "70", "A CPU, 2026-01-02", "passed")
-    text = (stack.root / Record.file).read_text()
+    text = (stack.root / Record.file).read_text(encoding="utf-8")
     assert list(json.loads(text)) == ["k1", "k2"] and len(text.splitlines()) == 4
     Record(stack).add(ONE)
-    assert (stack.root / Record.file).read_text() == text
+    assert (stack.root / Record.file).read_text(encoding="utf-8") == text
 
 
 def test_a_commit_that_never_passed_is_taken_for_the_longest(stack, keys):
@@ -90,7 +90,7 @@ def test_what_makes_the_same_passed(stack, keys):
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"k1": {}}', '{"k1": 3}'])
 def test_a_damaged_file_is_one_error(stack, keys, text):
-    (stack.root / Record.file).write_text(text)
+    (stack.root / Record.file).write_text(text, encoding="utf-8")
     with pytest.raises(ForkError, match="stack/results.json: not as"):
         Record(stack)
 

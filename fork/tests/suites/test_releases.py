@@ -31,7 +31,7 @@ class Runner:
 
     def graft_into(self, venv, release):
         self.release, name = release, WHEEL.format(release)
-        assert "no-cache-dir" in (venv / "pip.conf").read_text()
+        assert "no-cache-dir" in (venv / "pip.conf").read_text(encoding="utf-8")
         places = (f"bases/{name}.whl", f"bases/{name}/torch.py", f"graft/{name}/tip/x")
         write_files(paths.BUILD, dict.fromkeys(places, ""))
         if isinstance(outcome := self.outcomes.get(release), BaseException):
@@ -149,9 +149,9 @@ def test_what_passed_with_another_python_is_kept(runner):
     invoke("test-releases")
     runner.releases()
     file = paths.ROOT / releases.ReleasesRecord.file
-    entries = json.loads(file.read_text())
+    entries = json.loads(file.read_text(encoding="utf-8"))
     older = PassedOn(OTHER, "3.10", f"{OTHER}+cpu", {"passed": 7}, 9, "A CPU", "2026-01-02")
-    file.write_text(json.dumps(entries | {"k1": vars(older)}))
+    file.write_text(json.dumps(entries | {"k1": vars(older)}), encoding="utf-8")
     code, output = invoke("test-releases")
     assert (code, runner.releases()) == (0, [])
     row = f"{OTHER} on Python 3.10 {OTHER}+cpu 7 0 9 A CPU, 2026-01-02 to be run again"

@@ -42,13 +42,15 @@ def tree(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # which takes longer than the tests
     root = tmp_path / "source"
     (root / "torch").mkdir(parents=True)
-    (root / "torch/__init__.py").write_text("raise SystemExit('the tree shadows torch')")
+    (root / "torch/__init__.py").write_text(
+        "raise SystemExit('the tree shadows torch')", encoding="utf-8"
+    )
     (root / "test/functorch").mkdir(parents=True)
     return root
 
 
 def add(tree, suite, body):
-    (tree / "test" / suite).write_text(HEAD + body)
+    (tree / "test" / suite).write_text(HEAD + body, encoding="utf-8")
 
 
 def run(tree, *names, walks=(), **options):
@@ -150,7 +152,7 @@ def test_the_operators_own_files_are_suites_of_which_all_runs(tree):
     add(tree, "test_attn.py", "del TestCommonCPU.test_other")
     add(tree, "test_attn_vmap.py", "TestCommonCPU.test_other = lambda self: None")
     add(tree, "test_ops.py", "")
-    (tree / "test/attn_function.py").write_text("print('All passed')")
+    (tree / "test/attn_function.py").write_text("print('All passed')", encoding="utf-8")
     own = files.own_files(tree)
     assert list(own) == ["attn_function.py", "test_attn.py", "test_attn_vmap.py"]
     results = runner.run_suites(Path(sys.executable), tree, own, log_dir=tree.parent / "logs")
@@ -167,7 +169,9 @@ def test_of_an_own_file_a_part_can_be_run(tree):
 
 @pytest.mark.parametrize("end", ["sys.exit(2)", "raise ValueError", "os.abort()", "("])
 def test_a_script_fails_by_its_exit_status(tree, end):
-    (tree / "test/attn_function.py").write_text(f"import os, sys\nprint('1 failed')\n{end}")
+    (tree / "test/attn_function.py").write_text(
+        f"import os, sys\nprint('1 failed')\n{end}", encoding="utf-8"
+    )
     (result,) = run(tree, "attn_function.py")
     assert (counted(result, "ran", "failed"), result.ok) == ((0, 1), False)
     assert "attn_function.py: exit status" in shown([result])
@@ -216,7 +220,7 @@ def test_a_broken_suite_is_a_failed_row(tree, body, why):
     assert (result.counts["failed"], result.ok) == (1, False)
     text = shown([result])
     assert figures(text)["test_ops.py"][4] == 1
-    last = result.log.read_text().split()
+    last = result.log.read_text(encoding="utf-8").split()
     assert not last or last[-1] in text
 
 
@@ -308,6 +312,17 @@ op_test("test_dtypes_attn", lambda self: None)
     assert not list(tree.rglob("__pycache__"))
 
 
+def test_suites_read_text_as_utf8_in_any_locale(tree, monkeypatch):
+    for name, value in {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}.items():
+        monkeypatch.setenv(name, value)
+    data = tree / "data.txt"
+    data.write_text("∑", encoding="utf-8")
+    body = f"""
+op_test("test_dtypes_attn", lambda self: self.assertEqual(open({str(data)!r}).read(), "∑"))
+"""
+    assert counted(one(tree, body), "passed") == (1,)
+
+
 def test_what_python_compiles_is_kept_outside_the_tree(tree, monkeypatch):
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     module = tree / "test" / "module.py"
@@ -318,7 +333,7 @@ kept = cached.is_file() and cached.is_relative_to({str(runner.BYTECODE)!r})
 op_test("test_dtypes_attn", lambda self: self.fail(f"{{module.VALUE}} {{kept}}"))
 """
     for value in (1, 22):  # Python compiles the changed file again
-        module.write_text(f"VALUE = {value}")
+        module.write_text(f"VALUE = {value}", encoding="utf-8")
         (message,) = one(tree, body).messages.values()
         assert message.endswith(f" {value} True")
     assert not list(tree.rglob("*.pyc"))
@@ -371,8 +386,8 @@ def test_a_missing_suite_or_python_is_named(tree):
 )
 def test_a_script_of_a_test_plan(tree, folder, words, body, passed, why):
     (tree / "tools").mkdir()
-    (tree / "tools/beside.py").write_text("")
-    (tree / "tools/thing.py").write_text(f"import sys\n{body}\n")
+    (tree / "tools/beside.py").write_text("", encoding="utf-8")
+    (tree / "tools/thing.py").write_text(f"import sys\n{body}\n", encoding="utf-8")
     args = ("--seed", "1")
     command = Command(folder, "tools/thing.py", (*words, *args), args)
     limit = 2 if "still running" in why else 60

@@ -12,7 +12,7 @@ from fork.suites.files import without
 
 def script(tmp_path, text):
     file = tmp_path / "tool"
-    file.write_text(f"#!/bin/sh\n{text}\n")
+    file.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
     file.chmod(0o755)
     return file
 

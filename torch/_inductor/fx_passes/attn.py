@@ -31,8 +31,8 @@ def _replace(attn: fx.Node) -> bool:
     results = [(x, x.args[1]) for x in attn.users if x.target is operator.getitem]
     if len(results) != len(attn.users):
         return False
-    backward = [y for x, index in results if index == 1 for y in x.users]
-    if not all(_only_reads_attn(x, attn) for x in backward):
+    backward = [(y, x) for x, index in results if index == 1 for y in x.users]
+    if not all(_is_backward(node, attn, x) for node, x in backward):
         return False
     if backward and not _is_worth_it(output, q.meta["val"], scores):
         return False
@@ -42,7 +42,7 @@ def _replace(attn: fx.Node) -> bool:
         replacement = graph.call_function(aten.attn_output.default, (q, k, v))
     replacement.meta = attn.meta | {"val": output}
     replacement.meta.pop("tensor_meta", None)
-    for node in backward:
+    for node, _ in backward:
         grad_output, mask = node.args[0], node.args[6]
         arguments = (grad_output, q, k, v, False, 1.0, mask)
         with graph.inserting_before(node):
@@ -58,12 +58,17 @@ def _replace(attn: fx.Node) -> bool:
     return True
 
 
-def _only_reads_attn(node: fx.Node, attn: fx.Node) -> bool:
-    """Whether it is the backward of `attn`, and attn itself has no gradient."""
+def _is_backward(node: fx.Node, attn: fx.Node, scores: fx.Node) -> bool:
+    """Whether it is the backward of `attn` that reads `scores` as attn's result alone.
+
+    Not if `scores` has a gradient, or is itself the gradient of the output.
+    """
     if node.target is not aten._attn_backward.default:
         return False
-    grad_output, grad_attn, *inputs, _, _ = node.args
-    return grad_output is not None and grad_attn is None and inputs == [*attn.args]
+    grad_output, grad_attn, *inputs, own, _ = node.args
+    if own is not scores or grad_output in (None, scores) or grad_attn is not None:
+        return False
+    return inputs == [*attn.args]
 
 
 def _is_worth_it(output, q, scores) -> bool:

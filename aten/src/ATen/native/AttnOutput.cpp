@@ -11,6 +11,7 @@
 #include <ATen/ops/_attn_output_double_backward_native.h>
 #include <ATen/ops/_attn_output_jvp_native.h>
 #include <ATen/ops/attn_output_native.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/tanh_backward.h>
 #include <ATen/ops/zeros.h>
@@ -35,6 +36,20 @@ Tensor make_attn(
   return is_causal ? attn.tril_() : attn;
 }
 
+// Returns those rows of x that some row of q sees: the others may hold
+// anything, as the unused end of a cache does.
+Tensor seen(const Tensor& x, const Tensor& q, bool is_causal) {
+  return is_causal && x.defined() ? x.slice_symint(-2, 0, q.sym_size(-2)) : x;
+}
+// Returns the gradient of x for that of its rows that are seen.
+Tensor of_all(const Tensor& grad, const Tensor& x) {
+  if (!grad.defined() || grad.sym_size(-2) == x.sym_size(-2)) {
+    return grad;
+  }
+  const auto unseen = x.sym_size(-2) - grad.sym_size(-2);
+  return at::constant_pad_nd_symint(grad, {0, 0, 0, unseen});
+}
+
 // x + y and x y, where an undefined tensor is zero.
 Tensor add(const Tensor& x, const Tensor& y) {
   return x.defined() && y.defined() ? x.add(y) : (x.defined() ? x : y);
@@ -56,15 +71,18 @@ Tensor multiply(const Tensor& x, const Tensor& y) {
 std::tuple<Tensor, Tensor, Tensor, Tensor> second_order(
     const Tensor& grad_output,
     const Tensor& q,
-    const Tensor& k,
-    const Tensor& v,
+    const Tensor& all_k,
+    const Tensor& all_v,
     const Tensor& q_tangent,
-    const Tensor& k_tangent,
-    const Tensor& v_tangent,
+    const Tensor& all_k_tangent,
+    const Tensor& all_v_tangent,
     bool is_causal,
     double scale,
     std::array<bool, 4> output_mask) {
   const auto [needs_output, needs_q, needs_k, needs_v] = output_mask;
+  const auto k = seen(all_k, q, is_causal), v = seen(all_v, q, is_causal);
+  const auto k_tangent = seen(all_k_tangent, q, is_causal);
+  const auto v_tangent = seen(all_v_tangent, q, is_causal);
   const auto attn = make_attn(q, k, is_causal, scale);
   auto slope = attn.mul(attn).mul_(-scale).add_(scale);
   if (is_causal) {
@@ -112,8 +130,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> second_order(
   return std::make_tuple(
       std::move(output_tangent),
       std::move(grad_q),
-      std::move(grad_k),
-      std::move(grad_v));
+      of_all(grad_k, all_k),
+      of_all(grad_v, all_v));
 }
 
 } // namespace
@@ -127,7 +145,8 @@ Tensor attn_output(
     bool is_causal,
     double scale) {
   check_attn_output_inputs(q, k, v);
-  return at::matmul(make_attn(q, k, is_causal, scale), v);
+  const auto attn = make_attn(q, seen(k, q, is_causal), is_causal, scale);
+  return at::matmul(attn, seen(v, q, is_causal));
 }
 
 // The backward of attn_output for the gradient G of its result. With attn as
@@ -138,12 +157,13 @@ Tensor attn_output(
 std::tuple<Tensor, Tensor, Tensor> _attn_output_backward(
     const Tensor& grad_output,
     const Tensor& q,
-    const Tensor& k,
-    const Tensor& v,
+    const Tensor& all_k,
+    const Tensor& all_v,
     bool is_causal,
     double scale,
     std::array<bool, 3> output_mask) {
-  check_attn_output_backward_inputs(grad_output, q, k, v);
+  check_attn_output_backward_inputs(grad_output, q, all_k, all_v);
+  const auto k = seen(all_k, q, is_causal), v = seen(all_v, q, is_causal);
   const auto attn = make_attn(q, k, is_causal, scale);
   Tensor grad_q, grad_k, grad_v;
   if (output_mask[0] || output_mask[1]) {
@@ -167,7 +187,7 @@ std::tuple<Tensor, Tensor, Tensor> _attn_output_backward(
     grad_v = at::sum_to(at::matmul(attn.mH(), grad_output), v.sym_sizes());
   }
   return std::make_tuple(
-      std::move(grad_q), std::move(grad_k), std::move(grad_v));
+      std::move(grad_q), of_all(grad_k, all_k), of_all(grad_v, all_v));
 }
 
 // Returns output' of `second_order`.

@@ -20,10 +20,11 @@ whose results are addends of row block i and of column block j.
 
 from __future__ import annotations
 
+import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import accumulate, chain
 from typing import Any
@@ -33,6 +34,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
+from torch.overrides import TorchFunctionMode
 
 
 __all__ = ["attn_output_ring", "ring_attention"]
@@ -359,6 +361,58 @@ class _DoubleBackward(torch.autograd.Function):
         raise NotImplementedError("attn_output_ring: has no third derivatives")
 
 
+@dataclass(frozen=True)
+class _Options:
+    """How attn_output_ring is called."""
+
+    is_causal: bool
+    scale: float
+    block: int
+    check: bool
+
+
+def _cast(x: Tensor) -> Tensor:
+    """x as autocast wants it."""
+    kind = x.device.type
+    if x.is_floating_point() and torch.is_autocast_enabled(kind):
+        return x.to(torch.get_autocast_dtype(kind))
+    return x
+
+
+def _prepare(
+    tensors: Sequence[Any], options: _Options
+) -> tuple[list[Tensor], dict[str, Any]]:
+    """Returns the tensors to work on, and what this rank tells the others of its call."""
+    for name, x in zip("qkv", tensors):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} must be a Tensor, but is a {type(x).__name__}")
+        if isinstance(x, DTensor):
+            raise TypeError(
+                f"{name} must be this rank's shard, but is a DTensor: take its to_local(), "
+                "or call torch.attn_output in the context ring_attention()"
+            )
+        layout = "nested" if x.is_nested else x.layout
+        if layout != torch.strided:
+            raise TypeError(f"{name} must be strided, but is {layout}")
+    if torch._C._are_functorch_transforms_active():
+        raise TypeError("the ring has no rule for vmap, grad and jvp of torch.func")
+    tensors = list(map(_cast, tensors))
+    is_causal, scale, block = options.is_causal, options.scale, options.block
+    empty = (torch.empty(x.shape, dtype=x.dtype, device="meta") for x in tensors)
+    torch.attn_output(*empty, is_causal=is_causal, scale=scale)  # raises if it cannot
+    try:
+        block = operator.index(block)
+    except TypeError:
+        raise TypeError(f"block must be a whole number, but is {block!r}") from None
+    if block < 1:
+        raise ValueError(f"block must be positive, but is {block}")
+    call = {"is_causal": bool(is_causal), "scale": float(scale), "block": block}
+    for name, x in zip("qkv", tensors):
+        has_gradient = x.requires_grad and torch.is_grad_enabled()
+        call[name] = tuple(x.shape), x.dtype, x.device.type, has_gradient
+    return tensors, call
+
+
 def _common(value: Any) -> str:
     """What ranks have to have in common: of a tensor's description all but how many rows it has."""
     if not isinstance(value, tuple):
@@ -369,48 +423,45 @@ def _common(value: Any) -> str:
     return f"({', '.join(sizes)}) {dtype} {device} {gradient} a gradient"
 
 
-def _agree(
-    group: dist.ProcessGroup, tensors: Sequence[Tensor], options: dict[str, Any]
-) -> _Ring:
-    """Raises one error on all ranks if they were called with what does not fit together."""
-    mine = options | {
-        name: (
-            tuple(x.shape),
-            x.dtype,
-            x.device.type,
-            x.requires_grad and torch.is_grad_enabled(),
-        )
-        for name, x in zip("qkv", tensors)
-    }
-    calls: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(calls, mine, group)
-    for rank, call in enumerate(calls):
+def _ring(
+    group: dist.ProcessGroup,
+    tensors: Sequence[Any],
+    options: _Options,
+    shards: list[tuple[int, ...]] | None = None,
+) -> Tensor:
+    """attn_output_ring over a group. `shards` has the rows of q and of k on each rank, if known.
+
+    Until the ranks have told each other what they call, an error on one of them would leave
+    the others waiting. So they tell each other errors as well, and all raise the same one.
+    """
+    rank = dist.get_rank(group)
+    mine: Any
+    try:
+        tensors, mine = _prepare(tensors, options)
+    except Exception as e:
+        mine = f"rank {rank}: {e}"
+    calls: list[Any] = [mine] * dist.get_world_size(group)
+    if options.check:
+        dist.all_gather_object(calls, mine, group)
+    for call in calls:
+        if isinstance(call, str):
+            raise ValueError(f"attn_output_ring: {call}")
+    for peer, call in enumerate(calls):
         for name, value in call.items():
             if (one := _common(value)) != (other := _common(calls[0][name])):
                 raise ValueError(
                     f"attn_output_ring: ranks must agree on {name}, but rank 0 has {other} "
-                    f"and rank {rank} has {one}"
+                    f"and rank {peer} has {one}"
                 )
-        try:
-            torch.attn_output(
-                *(
-                    torch.empty(call[x][0], dtype=call[x][1], device="meta")
-                    for x in "qkv"
-                )
-            )
-        except (RuntimeError, TypeError) as e:
-            raise ValueError(f"attn_output_ring: rank {rank}: {e}") from None
 
-    block, is_causal = options["block"], options["is_causal"]
-    if block < 1:
-        raise ValueError(f"attn_output_ring: block must be positive, but is {block}")
-    shards = [tuple(call[x][0][-2] for call in calls) for x in "qk"]
+    is_causal, block = mine["is_causal"], mine["block"]
+    if shards is None:
+        shards = [tuple(call[x][0][-2] for call in calls) for x in "qk"]
     most = max(_count(x, block) for x in shards)
     rows, cols = (_Side(x, block, most, is_causal) for x in shards)
     wanted = tuple(mine[x][-1] for x in "qkv")
-    return _Ring(
-        group, dist.get_rank(group), rows, cols, is_causal, options["scale"], wanted
-    )
+    ring = _Ring(group, rank, rows, cols, is_causal, mine["scale"], wanted)
+    return _Forward.apply(ring, *tensors)
 
 
 @torch.compiler.disable
@@ -423,6 +474,7 @@ def attn_output_ring(
     is_causal: bool = False,
     scale: float = 1.0,
     block: int = BLOCK,
+    check: bool = True,
 ) -> Tensor:
     """:func:`torch.attn_output` of sequences that are sharded over a mesh of one dimension.
 
@@ -442,37 +494,49 @@ def attn_output_ring(
         block: how many rows are worked on at a time. Results depend on it by rounding, as
             sums are made block by block. Ranks are idle if there are fewer blocks than
             ranks, or, if causal, than twice as many.
+        check: whether the ranks first tell each other what they call, which takes one
+            ``all_gather_object``. If not, the caller promises that they agree, and that each
+            has as many rows as this one.
 
     Returns:
         ``(*, m, e)``, and its first and second derivatives. All have the same bits for any
-        number of ranks, any shards and any number of threads. In ``bfloat16`` and ``half``
-        a block's part of a sum is rounded, and the sum is in ``float``.
+        number of ranks, any shards and any number of threads, for real inputs of at most
+        1024 columns on a CPU; elsewhere that depends on :func:`torch.matmul`. In
+        ``bfloat16`` and ``half`` a block's part of a sum is rounded, and the sum is in
+        ``float``.
 
     Raises:
         ValueError: on all ranks, if the ranks don't agree on what they compute, or one has
-            inputs that :func:`torch.attn_output` does not take.
+            inputs that :func:`torch.attn_output` does not take. On this rank alone, if
+            ``mesh`` is not of one dimension with this rank in it, or if not ``check``.
         RuntimeError: from the process group, if a rank is gone.
     """
-    if mesh.ndim != 1:
+    if not isinstance(mesh, DeviceMesh) or mesh.ndim != 1:
         raise ValueError(
             f"attn_output_ring: needs a mesh of one dimension, but got {mesh}: take one "
             "of its dimensions, mesh[name]"
         )
-    if torch.is_autocast_enabled(q.device.type):
-        dtype = torch.get_autocast_dtype(q.device.type)
-        q, k, v = (x.to(dtype) if x.is_floating_point() else x for x in (q, k, v))
-    options = {"is_causal": is_causal, "scale": float(scale), "block": block}
-    return _Forward.apply(_agree(mesh.get_group(), (q, k, v), options), q, k, v)
+    if mesh.get_coordinate() is None:
+        raise ValueError(
+            f"attn_output_ring: rank {dist.get_rank()} is not in the mesh {mesh}"
+        )
+    options = _Options(is_causal, scale, block, check)
+    return _ring(mesh.get_group(), (q, k, v), options)
 
 
-def _sequence_dim(*tensors: DTensor) -> int | None:
+def _sequence_dim(*tensors: Any) -> int | None:
     """The one mesh dimension over which all are sharded by rows, if over others none is.
 
     Over other dimensions of the mesh all may be replicated, or sharded by the same batch
     dimension: each part of those works by itself.
     """
+    if not all(isinstance(x, DTensor) for x in tensors):
+        return None
     q, *others = tensors
-    if any(x.ndim != q.ndim or x.placements != q.placements for x in others):
+    if q.device_mesh.get_coordinate() is None:
+        return None  # this rank has no part of them
+    about = q.ndim, q.device_mesh, q.placements
+    if any((x.ndim, x.device_mesh, x.placements) != about for x in others):
         return None
     found = []
     for dim, placement in enumerate(q.placements):
@@ -489,67 +553,69 @@ def _sequence_dim(*tensors: DTensor) -> int | None:
     return found[0] if len(found) == 1 else None
 
 
-def _placed(local: Tensor, like: DTensor, shape: Sequence[int]) -> DTensor:
-    stride = torch.empty(shape, device="meta").stride()
+def _chunks(rows: int, ranks: int) -> tuple[int, ...]:
+    """How many rows each rank has of a DTensor that is sharded by rows."""
+    size = -(-rows // ranks)
+    return tuple(max(0, min(size, rows - rank * size)) for rank in range(ranks))
+
+
+@torch.compiler.disable
+def _ring_of_dtensors(
+    q: DTensor, k: DTensor, v: DTensor, dim: int, options: _Options
+) -> DTensor:
+    mesh = q.device_mesh
+    known = [_chunks(x.shape[-2], mesh.size(dim)) for x in (q, k)]
+    local = _ring(
+        mesh.get_group(dim),
+        [x.to_local() for x in (q, k, v)],
+        options,
+        None if options.check else known,
+    )
+    batch = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2])
+    shape = torch.Size((*batch, q.shape[-2], v.shape[-1]))
     return DTensor.from_local(
         local,
-        like.device_mesh,
-        like.placements,
+        mesh,
+        q.placements,
         run_check=False,
-        shape=torch.Size(shape),
-        stride=stride,
+        shape=shape,
+        stride=torch.empty(shape, device="meta").stride(),
     )
 
 
-_OPS = (aten.attn_output.default, aten._attn_output_backward.default)
+class _RingMode(TorchFunctionMode):
+    """In this thread, calls of torch.attn_output go to the ring if it takes their tensors."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.options = options
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is torch.attn_output:
+            return self.attn_output(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def attn_output(self, q, k, v, *, is_causal=False, scale=1.0):
+        dim = _sequence_dim(q, k, v)
+        if dim is None:
+            return torch.attn_output(q, k, v, is_causal=is_causal, scale=scale)
+        options = _Options(is_causal, scale, **self.options)
+        return _ring_of_dtensors(q, k, v, dim, options)
 
 
 @contextmanager
-def _handlers(wanted: dict) -> Iterator[None]:
-    """DTensor has these handlers of attn_output's operators, and no others of them."""
-    dispatcher = DTensor._op_dispatcher
-    before = dispatcher._custom_op_handlers
-    others = {op: handler for op, handler in before.items() if op not in _OPS}
-    dispatcher._custom_op_handlers = others | wanted
-    try:
-        yield
-    finally:
-        dispatcher._custom_op_handlers = before
-
-
-@contextmanager
-def ring_attention(*, block: int = BLOCK) -> Iterator[None]:
+def ring_attention(*, block: int = BLOCK, check: bool = True) -> Iterator[None]:
     """:func:`torch.attn_output` of DTensors runs as a ring where they are sharded by rows.
 
     Those are ``q``, ``k`` and ``v`` with ``Shard(-2)`` on the same one dimension of their
     mesh. DTensor's own rules gather ``k`` and ``v`` instead, and ``q`` too if causal; they
-    hold for all other placements, and outside of this context, also for a backward there.
+    hold for all other placements, in other threads, and outside of this context. The
+    derivatives of what was called in the context run as a ring wherever they are computed.
+    A backward that calls the forward again, of ``checkpoint``, needs the context as well.
 
-    ``block`` is as in :func:`attn_output_ring`.
+    ``block`` and ``check`` are as in :func:`attn_output_ring`. Without ``check``, shards have
+    the sizes that :func:`~torch.distributed.tensor.distribute_tensor` makes.
     """
-
-    def handler(op: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
-        is_forward = op is aten.attn_output.default
-        q, k, v = args[:3] if is_forward else args[1:4]
-        dim = _sequence_dim(q, k, v)
-        if dim is None:
-            with _handlers({}):
-                return op(*args, **kwargs)
-        if is_forward:
-            options = {"is_causal": False, "scale": 1.0} | kwargs
-        else:
-            options = {"is_causal": args[4], "scale": args[5]}
-        local = [x.to_local() for x in (q, k, v)]
-        ring = _agree(q.device_mesh.get_group(dim), local, options | {"block": block})
-        if is_forward:
-            batch = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2])
-            return _placed(ring.forward(*local), q, (*batch, q.shape[-2], v.shape[-1]))
-        grad = args[0].redistribute(q.device_mesh, q.placements).to_local()
-        grads = replace(ring, wanted=tuple(args[6])).backward(grad, *local)
-        return tuple(
-            None if x is None else _placed(x, y, y.shape)
-            for x, y in zip(grads, (q, k, v))
-        )
-
-    with _handlers(dict.fromkeys(_OPS, handler)):
+    with _RingMode(block=block, check=check):
         yield

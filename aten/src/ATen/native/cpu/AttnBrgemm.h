@@ -20,22 +20,19 @@ inline namespace CPU_CAPABILITY {
 constexpr int64_t BRGEMM_LD = KC + 16;
 static_assert(NC <= KC, "a tile is one operand");
 
-// The sizes of a product by brgemm.
 struct BrgemmSizes {
   int64_t rows, cols, terms;
 };
 
 // cpublas keeps a kernel for each set of sizes as long as the thread lives. So
-// there are only 20 sets: 2 x 5 sizes that set sums, and 2 x 5 that add to
-// them.
+// there are only 20 sets: 2 x 5 sizes that set sums, 2 x 5 that add to them.
 constexpr int64_t BRGEMM_COLS = 32;
 constexpr int64_t BRGEMM_ROWS[] = {64, 16};
 constexpr int64_t BRGEMM_TERMS[] = {KC, 128, 64, 32, 16};
 
 // Calls fn(sizes, row, term) for each part of a product of at most 64 rows. The
-// terms are filled up to a multiple of the least size, with zeros. How
-// the terms are divided, and so how sums are rounded, depends on their number
-// only.
+// terms are filled up with zeros to a multiple of the least size. How they are
+// divided, and so how sums are rounded, depends on their number only.
 template <typename F>
 void for_brgemm_parts(int64_t rows, int64_t terms, const F& fn) {
   const auto [most, few] = BRGEMM_ROWS;
@@ -53,9 +50,8 @@ void for_brgemm_parts(int64_t rows, int64_t terms, const F& fn) {
 
 #if defined(CPU_CAPABILITY_AVX512)
 
-// Releases what brgemm holds for a thread, such as AMX's tiles. A destructor
-// must not throw, and failure is harmless: the next product configures the
-// tiles again.
+// Releases what brgemm holds for a thread, such as AMX's tiles. Failure is
+// harmless: the next product configures the tiles again.
 struct BrgemmContext {
   ~BrgemmContext() {
     try {
@@ -112,8 +108,7 @@ class Brgemm {
   }
 
   // acc = at most 64 rows of A, from `row` on, times a panel of B. This is the
-  // only call of brgemm: cpublas keeps a kernel for each `sizes`, and whether
-  // it adds.
+  // only call of brgemm: there are no `sizes` but BRGEMM_ROWS and so on.
   static void multiply(const Left& a, int64_t row, const S* b, float* acc) {
     const auto multiply_part = [&](const BrgemmSizes& sizes,
                                    int64_t r,

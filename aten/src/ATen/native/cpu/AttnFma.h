@@ -126,6 +126,10 @@ class FmaProducts {
       const auto offset = transposed ? row + term * ld : row * ld + term;
       return {data + offset, ld, transposed};
     }
+    // Returns A as a matrix.
+    Matrix<const T> matrix(int64_t rows, int64_t terms) const {
+      return {data, rows, terms, transposed ? 1 : ld, transposed ? ld : 1};
+    }
   };
 
   // Returns at most MR rows of x as a left operand: in place or, if needed, as

@@ -2,6 +2,7 @@
 
 #include <ATen/native/cpu/AttnFewColumns.h>
 #include <ATen/native/cpu/AttnForward.h>
+#include <ATen/native/cpu/AttnMaskedOperand.h>
 #include <ATen/native/cpu/AttnOneRow.h>
 #include <ATen/native/cpu/AttnScores.h>
 
@@ -84,6 +85,7 @@ class FmaBackward {
 
   void start(const Tile<S>& matrices, bool with_scores) {
     const auto& [q, k, v, attn, grad_output, grad_attn, form] = matrices;
+    form_ = form;
     rows_ = q.rows;
     all_cols_ = k.rows;
     cols_ = form.kept(rows_ - 1, all_cols_); // the rest are masked
@@ -163,7 +165,10 @@ class FmaBackward {
       const Matrix<const S>& x,
       O* total) {
     const auto rows = of_rows ? rows_ : cols_;
-    add_to(accumulate, rows, {tile, ld_, transposed_ == of_rows}, x, total);
+    const typename Fma::Left left{tile, ld_, transposed_ == of_rows};
+    const MaskedOperand<S> operand(x, rows, form_, !of_rows);
+    add_to(accumulate, rows, left, operand.finite(), total);
+    operand.add_rest(left.matrix(rows, x.rows), form_, total);
     if (!of_rows && !accumulate) {
       std::fill_n(total + cols_ * x.cols, (all_cols_ - cols_) * x.cols, O(0));
     }
@@ -206,6 +211,7 @@ class FmaBackward {
   T *tile_, *attn_tile_, *grad_tile_, *products_;
   int64_t rows_ = 0, cols_ = 0, all_cols_ = 0, ld_ = 0;
   Matrix<const S> q_{}, k_{}, grad_output_{};
+  Form form_{};
 };
 
 } // namespace CPU_CAPABILITY

@@ -2,6 +2,7 @@
 
 #include <ATen/native/cpu/AttnFewColumns.h>
 #include <ATen/native/cpu/AttnForward.h>
+#include <ATen/native/cpu/AttnMaskedOperand.h>
 #include <ATen/native/cpu/AttnOneRow.h>
 #include <ATen/native/cpu/AttnScores.h>
 
@@ -65,6 +66,7 @@ class FmaForward {
       const Form& form,
       bool stream,
       O* out) {
+    const MaskedOperand<S> values(v, q.rows, form, false);
     bool next = false;
     for (int64_t i = 0; i < q.rows; i += layout_.chunk) {
       const auto rows = std::min(layout_.chunk, q.rows - i);
@@ -84,7 +86,10 @@ class FmaForward {
         make_attn<S>(
             rows, k.rows, chunk_form, false, tile_, ld_, attn_rows, stream);
       }
-      add_output(accumulate, !next, rows, q.rows, v, out + i * v.cols);
+      const typename Fma::Left left{tile_, ld_, layout_.transposed};
+      O* sums = out + i * v.cols;
+      add_output(accumulate, !next, rows, q.rows, left, values.finite(), sums);
+      values.add_rest(left.matrix(rows, v.rows), chunk_form, sums);
       next = true;
     }
   }
@@ -124,9 +129,9 @@ class FmaForward {
       bool pack,
       int64_t rows,
       int64_t all_rows,
+      const typename Fma::Left& attn,
       const Matrix<const S>& v,
       O* out) {
-    const typename Fma::Left attn{tile_, ld_, layout_.transposed};
     if (Few::fits(v.cols)) {
       few_.product(accumulate, rows, attn, v, out);
       return;

@@ -57,7 +57,7 @@ void mask_row(
   if (form.diagonal == Form::NO_DIAGONAL) {
     return;
   }
-  const auto masked = std::clamp<int64_t>(i - form.diagonal, 0, cols);
+  const auto masked = form.first_row(i, cols);
   const auto kept = transposed ? cols : form.kept(i, cols);
   std::fill_n(row, transposed ? masked : 0, T(0));
   std::fill(row + kept, row + cols, T(0));

@@ -100,7 +100,18 @@ struct Form {
   int64_t kept(int64_t row, int64_t cols) const {
     return std::clamp<int64_t>(row + 1 + diagonal, 0, cols);
   }
+  // Returns in how many of the first `rows` rows a column is masked.
+  int64_t first_row(int64_t col, int64_t rows) const {
+    return std::clamp<int64_t>(col - diagonal, 0, rows);
+  }
 };
+
+// A NaN of any bits becomes the usual one: see round_pair.
+inline Form form_of(bool is_causal, double scale) {
+  constexpr auto nan = std::numeric_limits<double>::quiet_NaN();
+  const int64_t diagonal = is_causal ? 0 : Form::NO_DIAGONAL;
+  return {scale == scale ? scale : nan, diagonal};
+}
 
 // output and attn are contiguous. If attn has no data, it is not stored.
 template <typename S>

@@ -70,8 +70,7 @@ class Pairs {
     return std::min(d, e) > 0 && m > 2 && (n > 8 || (n > 4 && d + e > 90));
   }
 
-  // Rounds floats, and subnormal ones to zero, by one instruction in place of
-  // nine.
+  // Rounds floats, and subnormal ones to zero, by one instruction for nine.
   static C10_ALWAYS_INLINE vec::Vectorized<S> round(const Pair<float>& x) {
     __m512i rounded{};
 #if defined(__GNUC__)

@@ -7,6 +7,15 @@
 #include <ATen/native/cpu/AttnTensors.h>
 #include <ATen/native/cpu/AttnVnniSecondOrder.h>
 
+// Note [Tiles of attn's second derivatives]
+// They are made by the driver of Note [Tiles of attn's backward]. From the
+// outside in:
+//   AttnSecondOrderKernel.cpp  what ATen calls, by the stub of the next file
+//   AttnSecondOrderKernel.h    the stub, and which tensors it takes
+//   AttnSecondOrder.h          the formulas: what is added to which result
+//   AttnFmaSecondOrder.h       a tile by FMA, for any shape
+//   AttnVnniSecondOrder.h      a tile in bfloat16 or half, by VnniProducts
+
 namespace at::native {
 
 namespace {

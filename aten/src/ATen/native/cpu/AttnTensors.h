@@ -49,10 +49,6 @@ MatrixBatch<S> batch_of(const Tensor& x) {
   return {data, x.sizes().data(), x.strides().data(), x.dim()};
 }
 
-inline Form form_of(bool is_causal, double scale) {
-  return {scale, is_causal ? 0 : Form::NO_DIAGONAL};
-}
-
 // If is_causal, the columns of attn that are masked in all rows don't count.
 inline Sizes sizes_of(const Tensor& q, const Tensor& v, bool is_causal) {
   const auto m = q.size(-2);

@@ -30,7 +30,7 @@ class Tiny {
       const auto k = args.k[b].block(0, 0, n, args.sizes.d);
       const auto v = args.v[b].block(0, 0, n, e);
       const auto attn = make_attn(args.q[b], k, args.form, made);
-      multiply(attn, v, args.output[b].data);
+      multiply(attn, v, args.output[b].data, false, args.form);
     });
   }
 
@@ -73,7 +73,7 @@ class Tiny {
         args.attn ? args.attn[b] : make_attn(q, k, args.form, own);
     const auto grad_output = args.grad_output[b];
     if (args.grad_v) {
-      multiply(attn.t(), grad_output, grad_v, accumulate);
+      multiply(attn.t(), grad_output, grad_v, accumulate, args.form, true);
     }
     if (!args.grad_q && !args.grad_k) {
       return;
@@ -97,10 +97,10 @@ class Tiny {
     }
     const Matrix<const T> scores{sums, m, n, n, 1};
     if (args.grad_q) {
-      multiply(scores, k, args.grad_q[b].data);
+      multiply(scores, k, args.grad_q[b].data, false, args.form);
     }
     if (args.grad_k) {
-      multiply(scores.t(), q, grad_k, accumulate);
+      multiply(scores.t(), q, grad_k, accumulate, args.form, true);
     }
   }
 
@@ -149,17 +149,22 @@ class Tiny {
 #endif
   }
 
-  // out (+)= a x
+  // out (+)= a x. `form` masks a or, if that is `transposed`, its transpose.
+  // Masked elements are left out, because 0 times NaN is NaN.
   template <typename A, typename O>
   static void multiply(
       const Matrix<const A>& a,
       const Matrix<const S>& x,
       O* out,
-      bool accumulate = false) {
+      bool accumulate = false,
+      const Form& form = {},
+      bool transposed = false) {
     for (const auto i : c10::irange(a.rows)) {
+      const auto begin = transposed ? form.first_row(i, a.cols) : 0;
+      const auto end = transposed ? a.cols : form.kept(i, a.cols);
       for (const auto j : c10::irange(x.cols)) {
         T sum(0);
-        for (const auto p : c10::irange(a.cols)) {
+        for (const auto p : c10::irange(begin, end)) {
           sum = multiply_add(
               static_cast<T>(a.at(i, p)), static_cast<T>(x.at(p, j)), sum);
         }

@@ -52,7 +52,8 @@ C10_ALWAYS_INLINE std::array<vec::Vectorized<T>, sizeof...(I)> zeros(
 }
 
 // Rounds floats to S. Adding to the bits of a NaN could give another number,
-// but not here: a NaN of bfloat16, or computed from one, ends in zeros.
+// but not here: a NaN of bfloat16, or computed from one, ends in zeros. So does
+// one of the scale: see form_of.
 template <typename S>
 C10_ALWAYS_INLINE vec::Vectorized<S> round_pair(const Pair<float>& x) {
 #if defined(CPU_CAPABILITY_AVX512)

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <ATen/native/cpu/AttnMaskedOperand.h>
 #include <ATen/native/cpu/AttnVnni.h>
 
 #if defined(CPU_CAPABILITY_AVX512)
@@ -15,9 +16,8 @@ class VnniBackward {
   using S = typename Micro::Element;
   static constexpr int64_t ROW_STEP = 32;
   static constexpr int64_t LONGEST = 1;
-  // brgemm multiplies twice as fast as FMA, so a task needs a larger tile: with
-  // 96 rows and columns the backward of 384 x 384, d = 64, takes a sixth
-  // longer.
+  // brgemm is twice as fast as FMA, so a task needs a larger tile: with 96 rows
+  // and columns the backward of 384 x 384, d = 64, takes a sixth longer.
   static constexpr int64_t MIN_TILE = 192;
 
   // Offsets in the scratch memory, in elements of T, for tiles of at most
@@ -75,20 +75,14 @@ class VnniBackward {
   template <typename O>
   void add(size_t gradient, bool accumulate, O* total) {
     const auto& [q, k, v, attn, grad_output, grad_attn, form] = matrices_;
-    if (gradient == 0) {
-      const auto keys = Products::right(right_, k);
-      Products::add_product(accumulate, tile_, keys, acc_, total);
-    } else if (gradient == 1) {
-      const Matrix<const S> tile{
-          tile_.data, tile_.rows, tile_.cols, tile_.row_stride, 1};
-      add_transposed(accumulate, tile, q, total);
-    } else {
-      add_transposed(accumulate, attn, grad_output, total);
-    }
+    const auto tile = gradient == 2 ? attn : matrix(tile_);
+    const auto& x = gradient == 0 ? k : gradient == 1 ? q : grad_output;
+    add_product(accumulate, gradient == 0, tile, x, total);
   }
 
  protected:
   using Products = VnniProducts<Micro>;
+  using Left = typename Products::Left;
   using Vec = typename Products::Vec;
   static constexpr auto MC = Products::MC, W = Products::W;
   static constexpr int64_t AHEAD = 6; // lines are prefetched 6 rows ahead
@@ -115,16 +109,25 @@ class VnniBackward {
     matrices_.attn = {attn_.data, q.rows, k.rows, attn_.row_stride, 1};
   }
 
-  // total (+)= aᵀ x
+  static Matrix<const S> matrix(const Left& tile) {
+    return {tile.data, tile.rows, tile.cols, tile.row_stride, 1};
+  }
+
+  // total (+)= a x, or aᵀ x, where a is a tile
   template <typename O>
-  void add_transposed(
+  void add_product(
       bool accumulate,
+      bool of_rows,
       const Matrix<const S>& a,
       const Matrix<const S>& x,
       O* total) {
-    const auto left = Products::left(left_, a.t());
-    const auto right = Products::right(right_, x);
+    const auto b = of_rows ? a : a.t();
+    const auto left = of_rows ? Left{const_cast<S*>(a.data), a.rows, a.cols}
+                              : Products::left(left_, b);
+    const MaskedOperand<S> operand(x, b.rows, matrices_.form, !of_rows);
+    const auto right = Products::right(right_, operand.finite());
     Products::add_product(accumulate, left, right, acc_, total);
+    operand.add_rest(b, matrices_.form, total);
   }
 
   // Computes rows of the tile; if there is a product, at most MC of it in acc_.
@@ -165,7 +168,7 @@ class VnniBackward {
 
   T* acc_;
   S *left_, *right_;
-  typename Products::Left tile_, attn_;
+  Left tile_, attn_;
   Tile<S> matrices_{};
   typename Micro::Context context_;
 };

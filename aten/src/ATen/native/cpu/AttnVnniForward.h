@@ -1,5 +1,6 @@
 #pragma once
 
+#include <ATen/native/cpu/AttnMaskedOperand.h>
 #include <ATen/native/cpu/AttnVnni.h>
 
 #if defined(CPU_CAPABILITY_AVX512)
@@ -49,7 +50,8 @@ class VnniForward {
       bool stream,
       O* out) {
     const auto keys = Products::columns(k_vnni_, k);
-    const auto values = Products::right(v_vnni_, v);
+    const MaskedOperand<S> operand(v, q.rows, form, false);
+    const auto values = Products::right(v_vnni_, operand.finite());
     for (int64_t i = 0; i < q.rows; i += MC) {
       const auto rows = std::min(MC, q.rows - i);
       const auto rows_form = form.block(i, 0);
@@ -88,10 +90,12 @@ class VnniForward {
         }
       }
       if (dense) {
-        tile = Products::left(
-            tile_, Matrix<const S>{block.data, rows, block.cols, ld, 1});
+        tile = Products::left(tile_, block);
       }
-      Products::add_product(accumulate, tile, values, acc_, out + i * v.cols);
+      O* sums = out + i * v.cols;
+      Products::add_product(accumulate, tile, values, acc_, sums);
+      const Matrix<const S> made{tile_, rows, v.rows, tile.row_stride, 1};
+      operand.add_rest(made, rows_form, sums);
     }
     fence_streamed(stream);
   }

@@ -112,7 +112,8 @@ class VnniSecondOrder : VnniBackward<Micro> {
           sum_,
           total,
           [&](bool second, bool adds, auto* out) {
-            add_product(adds, of_rows, second ? c : a, second ? d : b, out);
+            const auto& tile = second ? c : a;
+            this->add_product(adds, of_rows, matrix(tile), second ? d : b, out);
           });
     };
     if (gradient == 0) {
@@ -127,7 +128,8 @@ class VnniSecondOrder : VnniBackward<Micro> {
   }
 
  private:
-  using Left = typename Products::Left;
+  using Left = typename Base::Left;
+  using Base::matrix;
   using Base::tile_; // S̄'
 
   // Calls fn(i, col, count, x, y) for the vectors x of a bᵀ and y of c dᵀ. If a
@@ -177,29 +179,9 @@ class VnniSecondOrder : VnniBackward<Micro> {
     return Base::as_float(Products::load_row(matrix(tile), i, col, count));
   }
 
-  static Matrix<const S> matrix(const Left& tile) {
-    return {tile.data, tile.rows, tile.cols, tile.row_stride, 1};
-  }
-
   void mask(const Left& tile) const {
     for (const auto i : c10::irange(tile.rows)) {
       mask_row(tile.at(i, 0), i, tile.cols, inputs_.form, false);
-    }
-  }
-
-  // total (+)= a x, or aᵀ x
-  template <typename O>
-  void add_product(
-      bool accumulate,
-      bool of_rows,
-      const Left& a,
-      const Matrix<const S>& x,
-      O* total) {
-    if (of_rows) {
-      const auto right = Products::right(this->right_, x);
-      Products::add_product(accumulate, a, right, this->acc_, total);
-    } else {
-      this->add_transposed(accumulate, matrix(a), x, total);
     }
   }
 

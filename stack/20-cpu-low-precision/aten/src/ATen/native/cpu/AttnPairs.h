@@ -12,8 +12,7 @@ namespace at::native::attn_cpu {
 inline namespace CPU_CAPABILITY {
 
 // Products of bfloat16 by VDPBF16PS, which multiplies a pair of numbers by a
-// pair and adds both products to a float. The left operand is read in place if
-// its pairs are dense.
+// pair and adds both products to a float.
 class Pairs {
  public:
   using Element = at::BFloat16;
@@ -70,8 +69,7 @@ class Pairs {
     return std::min(d, e) > 0 && m > 2 && (n > 8 || (n > 4 && d + e > 128));
   }
 
-  // Rounds floats, and subnormal ones to zero, by one instruction in place of
-  // nine.
+  // Rounds floats, and subnormal ones to zero, by one instruction for nine.
   static C10_ALWAYS_INLINE vec::Vectorized<S> round(const Pair<float>& x) {
     __m512i rounded{};
 #if defined(__GNUC__)
