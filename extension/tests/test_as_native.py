@@ -36,12 +36,17 @@ OTHERWISE = {
     "TestAttnOutputCPU": ("test_mistakes_no_v",),
     "TestAttnOutputKernelCPU": (
         "test_backward_by_pairs",  # by headers that PyTorch's wheel lacks
+        "test_bits_of_the_scale",  # by the same
         "test_memory",  # test_torch_attn.py has another
     ),
     "TestAttnOutputTracingCPU": (  # second derivatives have no operator
         "test_compile_second_order",
         "test_meta_of_second_order",
         "test_mistakes_have_the_words_of_the_kernel",
+    ),
+    "TestAttnOutputAotInductorCPU": (  # of PyTorch's own lists, and of second derivatives
+        "test_lists",
+        "test_aot_inductor",
     ),
 }
 
