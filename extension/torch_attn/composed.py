@@ -126,8 +126,8 @@ def _seen(q, x, is_causal):
 
 def _of_all(grad, x):
     """The gradient of x for that of its rows that are seen."""
-    unseen = x.shape[-2] - grad.shape[-2]
-    return torch.nn.functional.pad(grad, (0, 0, 0, unseen)) if unseen else grad
+    unseen = x[..., grad.shape[-2] :, :]
+    return torch.cat((grad, torch.zeros_like(unseen)), -2) if unseen.shape[-2] else grad
 
 
 def attn_output(q, k, v, is_causal=False, scale=1.0):

@@ -11,10 +11,11 @@
 #include <ATen/ops/_attn_output_double_backward_native.h>
 #include <ATen/ops/_attn_output_jvp_native.h>
 #include <ATen/ops/attn_output_native.h>
-#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/tanh_backward.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #endif
 
 #include <array>
@@ -46,8 +47,8 @@ Tensor of_all(const Tensor& grad, const Tensor& x) {
   if (!grad.defined() || grad.sym_size(-2) == x.sym_size(-2)) {
     return grad;
   }
-  const auto unseen = x.sym_size(-2) - grad.sym_size(-2);
-  return at::constant_pad_nd_symint(grad, {0, 0, 0, unseen});
+  const auto unseen = x.slice_symint(-2, grad.sym_size(-2));
+  return at::cat({grad, at::zeros_like(unseen)}, -2);
 }
 
 // x + y and x y, where an undefined tensor is zero.
