@@ -2,7 +2,7 @@
 
 import re
 
-# What pip says of a try that failed: why.
+# Pip says this way why a try failed.
 FAILED_TRY = re.compile(r"Retrying .*connection broken by '(.*)': ")
 
 

@@ -289,7 +289,7 @@ MISTAKES = (
 )
 
 
-# What one rank alone gets wrong: an argument, what it becomes, and what both ranks say of it.
+# One rank alone gets each of these wrong: an argument, what it becomes, and what both ranks say.
 ALONE = (
     ("q", lambda *_: None, "q must be a Tensor, but is a NoneType"),
     ("k", lambda x, _: x.tolist(), "k must be a Tensor, but is a list"),

@@ -93,7 +93,7 @@ class Upstream:
         if self.root.suffix == ".whl":
             return self._zip.read(packed).decode() if packed in self._zip.NameToInfo else None
         file = self.root / packed
-        # As bytes: what is read as text loses its CRLF.
+        # Bytes are read, because text would lose its CRLF.
         return file.read_bytes().decode() if file.is_file() else None
 
     def place(self, path: str) -> str | None:
