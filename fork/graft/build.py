@@ -199,9 +199,9 @@ class Graft:
         upstream = self.base.upstream
         written = resolve(self.tree, upstream).written
         if NATIVE in self.tree:
-            # The graft's own edits of the wheel, in the overlay's form: a source build needs none.
-            hooks = HERE.rglob("*.edit.*")
-            hook = resolve({h.relative_to(HERE).as_posix(): h for h in hooks}, upstream).written
+            # The graft's own files, in the overlay's form: a source build needs none.
+            hooks = [f"torch/{path}" for path in files_under(HERE / "torch")]
+            hook = resolve({path: HERE / path for path in hooks}, upstream).written
             if both := written.keys() & hook.keys():
                 raise ForkError(f"{both.pop()}: both the overlay and the graft change this file")
             written |= hook

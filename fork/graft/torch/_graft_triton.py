@@ -1,0 +1,48 @@
+"""Registers the overlay's Triton kernels in the releases that don't do so by `torch._native` yet."""
+
+import importlib.metadata
+import importlib.util
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._vendor.packaging.version import Version
+
+LEAST = Version("3.6")  # as in later releases
+log = logging.getLogger(__name__)
+
+
+def is_available() -> bool:
+    """Whether there is a Triton for the kernels. Does not import it."""
+    if os.environ.get("TORCH_DISABLE_NATIVE_JIT") == "1" or not torch.backends.cuda.is_built():
+        return False
+    found = importlib.util.find_spec("triton") and Version(importlib.metadata.version("triton"))
+    if not found or found < LEAST:
+        log.info("operators are composed on GPUs: Triton is %s, not %s or newer", found, LEAST)
+        return False
+    return True
+
+
+def register(
+    library: torch.library.Library, op: str, cond: Callable[..., bool], impl: Callable[..., Any]
+) -> None:
+    """Makes `impl` the kernel of an operator, for those calls of which `cond` is true."""
+    otherwise = torch.library.get_kernel(f"aten::{op}", library.dispatch_key)
+
+    def kernel(keys: torch.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        if cond(*args, **kwargs):
+            return impl(*args, **kwargs)
+        return otherwise.call_boxed(keys, *args, **kwargs)
+
+    library.impl(op, kernel, with_keyset=True)
+
+
+if is_available():
+    library = torch.library.Library("aten", "IMPL", "CUDA")  # undoes it all when it is freed
+    for file in sorted(Path(torch.__file__).parent.glob("_native/ops/*/triton_impl.py")):
+        module = importlib.import_module(f"torch._native.ops.{file.parent.name}.triton_impl")
+        for op, override in module.OVERRIDES.items():
+            register(library, op, *override)
