@@ -212,7 +212,7 @@ class Graft:
     @cached_property
     def kernels(self) -> list[Path]:
         """The overlay's kernels for CUDA."""
-        return [f for p, f in sorted(self.tree.items()) if is_source(p) and p.endswith(".cu")]
+        return kernels(self.tree)
 
     @property
     def cuda_sources(self) -> list[Path]:
@@ -347,6 +347,11 @@ def check_exports(build: Path, library: str) -> None:
             f"{library} exports {len(names)} symbols of the C++ library, {names[0]} for one: "
             "`import torch` would crash. Set CXX to a compiler that links libstdc++.so"
         )
+
+
+def kernels(tree: dict[str, Path]) -> list[Path]:
+    """The kernels for CUDA in an overlay."""
+    return [file for path, file in sorted(tree.items()) if is_source(path) and path.endswith(".cu")]
 
 
 def made_of(root: Path, tree: dict[str, Path]) -> dict[str, Path]:
