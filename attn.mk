@@ -3,7 +3,7 @@ CONFIGURE ?=
 SANITIZE ?=
 LESSONS ?=
 
-.PHONY: test-long test-releases test-sanitizers test-arm64 test-mutants source course extension site test-site bench bench-gpu cuda-check
+.PHONY: test-long test-releases test-sanitizers test-arm64 test-mutants source course extension site test-site bench bench-gpu
 test-long: ## the same with the slow ones: every float, the largest cases
 	$(BOOTSTRAP) test --long
 
@@ -39,6 +39,3 @@ bench: ## the operator's speed beside eager, torch.compile, JAX and the machine'
 
 bench-gpu: ## build, test and measure on this machine's GPU, with the torch that is installed; SANITIZE=1 instead: compute-sanitizer
 	$(BOOTSTRAP) bench-gpu --base $(or $(BASE),installed) $(if $(SANITIZE),--sanitize)
-
-cuda-check: ## compile and link the kernels for CUDA without a GPU; fails if one spills registers
-	$(BOOTSTRAP) cuda-check

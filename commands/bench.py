@@ -103,7 +103,7 @@ def bench_gpu(base: str, sanitized: bool, publish: bool, args: tuple[str, ...]) 
         raise ForkError("no GPU: NVIDIA's driver is missing, or shows none")
     program = sanitizer() if sanitized else ""
     with paths.alone():
-        open_graft(base).check_kernels()
+        open_graft(base).check_cuda()
     graft_into(paths.VENV, base)
     out, python = paths.BUILD / "bench-gpu", paths.VENV / "bin" / "python"
     check(python, out / "check.log")

@@ -5,7 +5,7 @@
 The same operators on a GPU: forward and both backwards in one file,
 ``course/linear_extension/csrc/linear_cuda.cu``. Where there is an nvcc, the file is
 compiled; where there is a GPU, it runs there; and where there is neither, it still
-runs, on the emulator that the fork's own kernels are tested with.
+runs, on an emulator.
 """
 
 import re
@@ -90,8 +90,8 @@ if torch.cuda.is_available() and torch.version.cuda:
 # %%
 # The emulator
 # ------------
-# ``fork/tests/graft/cuda_emulator.h`` makes of CUDA's words C++ of a CPU: a block's
-# threads are coroutines, each runs until it comes to a ``__syncthreads()``, and then
+# ``course/linear_extension/tests/cuda_emulator.h`` makes of CUDA's words C++ of a CPU:
+# a block's threads are coroutines, each runs until it comes to a ``__syncthreads()``, and then
 # another's turn is. It has no speed to speak of. But it finds a barrier that is
 # missing, an index that is wrong and a deadlock. The package's tests compile the file
 # for it, run it on shapes that fill no tile, and then run it again with faults
@@ -129,8 +129,9 @@ assert bandwidth * 16 / 4 < peak < bandwidth * 64 / 4
 
 # %%
 # So 16 is too small, and nothing here uses the tensor cores: cuBLAS does both, and
-# wins by far. The kernels of ``attn`` (``aten/src/ATen/native/cuda/``) are what the
-# next step looks like, :doc:`commit 24 </generated/stack/24-cuda-forward>` and those after it.
+# wins by far. Before you write the next kernel, ask whether a compiler can: in Triton
+# you write what a *block* computes, with products of whole tiles, and tensor cores,
+# shared memory and barriers are its business.
 #
 # Exercise
 # --------

@@ -163,7 +163,7 @@ def test_arm64() -> None:
 
 @main.command("cuda-check", section="Test")
 def cuda_check() -> None:
-    """Compile and link the kernels for CUDA, for each GPU architecture (`make cuda-check`).
+    """Compile and link the kernels for CUDA, for each GPU architecture.
 
     It needs an nvcc, but no GPU: the base is PyPI's default release. A kernel that spills registers
     is an error, as is a symbol that no library has.

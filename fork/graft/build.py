@@ -101,7 +101,7 @@ class Graft:
         """Stages all that the wheel gets."""
         self.prepare()
         if NATIVE in self.tree:
-            if isinstance(self.nvcc, str) and cuda.built_for(self.base):
+            if self.kernels and isinstance(self.nvcc, str) and cuda.built_for(self.base):
                 console.print(f"  {self.nvcc}", markup=False)
             with step("compile") as doing:
                 doing.done = self.compile(doing)
@@ -163,9 +163,9 @@ class Graft:
             ).encode()
         return found
 
-    def check_kernels(self) -> None:
-        """Raises ForkError if those for CUDA are left out."""
-        if isinstance(self.nvcc, str):
+    def check_cuda(self) -> None:
+        """Raises ForkError if the base is not built for CUDA, or if our kernels are left out."""
+        if isinstance(self.nvcc, str) and (self.kernels or not cuda.built_for(self.base)):
             raise ForkError(self.nvcc)
 
     def make_kernels(self) -> list[cuda.Kernel]:
@@ -173,7 +173,7 @@ class Graft:
 
         For the oldest architecture too: see `cuda.Nvcc.with_oldest`.
         """
-        self.check_kernels()
+        self.check_cuda()
         self.nvcc = self.nvcc.with_oldest()
         for made in (self.dir / "cmake").rglob("*.cu.o"):
             made.unlink()
@@ -186,7 +186,8 @@ class Graft:
 
         A file that changes while the graft compiles thus makes the next one compile again.
         """
-        about = f"{sys.version}{self.base.record}{self.nvcc}{PROJECT}"
+        nvcc = self.nvcc if self.kernels else ""
+        about = f"{sys.version}{self.base.record}{nvcc}{PROJECT}"
         return paths.digest(made_of(self.root, self.tree), about)
 
     @cached_property
@@ -209,10 +210,14 @@ class Graft:
         return sorted(written)
 
     @cached_property
+    def kernels(self) -> list[Path]:
+        """The overlay's kernels for CUDA."""
+        return kernels(self.tree)
+
+    @property
     def cuda_sources(self) -> list[Path]:
-        """The overlay's kernels for CUDA, unless this graft leaves them out."""
-        found = [f for p, f in sorted(self.tree.items()) if is_source(p) and p.endswith(".cu")]
-        return [] if isinstance(self.nvcc, str) else found
+        """The kernels for CUDA that are compiled: all of them, or none if there is no compiler."""
+        return self.kernels if self.kernels and isinstance(self.nvcc, cuda.Nvcc) else []
 
     def _contexts(self) -> dict[Path, Path]:
         """For each C++ file that the overlay edits: the source with the edit's surroundings."""
@@ -261,7 +266,7 @@ class Graft:
             "PYTHON_SOURCES": [*python, CPP / "module.cpp"],
             "PYTHON_INCLUDE": [self.toolchain.python_include],
         }
-        if isinstance(self.nvcc, cuda.Nvcc) and self.cuda_sources:
+        if self.cuda_sources:
             settings["NVCC"] = [self.nvcc.path]
             # The last one as PTX too, for what comes after it.
             *others, last = self.nvcc.architectures
@@ -342,6 +347,11 @@ def check_exports(build: Path, library: str) -> None:
             f"{library} exports {len(names)} symbols of the C++ library, {names[0]} for one: "
             "`import torch` would crash. Set CXX to a compiler that links libstdc++.so"
         )
+
+
+def kernels(tree: dict[str, Path]) -> list[Path]:
+    """The kernels for CUDA in an overlay."""
+    return [file for path, file in sorted(tree.items()) if is_source(path) and path.endswith(".cu")]
 
 
 def made_of(root: Path, tree: dict[str, Path]) -> dict[str, Path]:

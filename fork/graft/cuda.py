@@ -29,7 +29,6 @@ ENTRY = re.compile(
     r"Used (?P<registers>\d+) registers",
     re.S,
 )
-COMPOSED = "on a GPU the operators are composed of others"
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class Nvcc:
 class Kernel:
     """What the compiler made of a kernel for one architecture."""
 
-    name: str  # rows<__nv_bfloat16, 64, true, 1>
+    name: str  # rows<__nv_bfloat16, 64, true>
     architecture: str  # sm_90
     registers: int  # of a thread
     spilled: int  # bytes that a thread stores and loads for want of registers
@@ -73,11 +72,6 @@ def find(base: Base) -> Nvcc | str:
     wanted = built_for(base)
     if wanted is None:
         return f"torch {base.version} is not built for CUDA"
-    if "Float32Backend" not in (base.upstream.read("aten/src/ATen/Context.h") or ""):
-        return (
-            f"torch {base.version} cannot tell the kernels whether TF32 is allowed, as later "
-            f"releases can: {COMPOSED}"
-        )
     homes = [os.environ.get("CUDA_HOME"), f"/usr/local/cuda-{wanted}", "/usr/local/cuda"]
     places = [os.environ.get("CUDACXX"), *(f"{home}/bin/nvcc" for home in homes if home), "nvcc"]
     seen = []
@@ -91,7 +85,7 @@ def find(base: Base) -> Nvcc | str:
     return (
         f"torch {base.version} is built for CUDA {wanted}, for which there is no nvcc"
         f"{''.join(dict.fromkeys(seen))} (CUDACXX= or CUDA_HOME= says where): "
-        f"{COMPOSED}"
+        "on a GPU the operators are composed of others"
     )
 
 

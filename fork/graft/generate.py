@@ -153,10 +153,11 @@ def _select(
         files[f"python/python_{name}.cpp"] = autograd / f"python_{name}.cpp"
     files |= {f"stubs/{s.name}": s for s in (fresh / "stubs").iterdir()}
     wanted |= {place: file.read_text(encoding="utf-8") for place, file in files.items()}
-    if (register := "op/RegisterCUDAEverything.cpp") in wanted:
-        # These ask for headers of cuBLAS and others, which need not be there, and declare
-        # nothing that is used.
-        wanted[register] = re.sub(r"#include <ATen/cuda/CUDA.*>\n", "", wanted[register])
+    # These headers include others, of cuBLAS or of all of CUDA, which need not be there, and
+    # declare nothing that is used.
+    for place, unused in (("RegisterCUDAEverything", "ATen/cuda/CUDA"), ("c_shim_cuda", ".*cuda/")):
+        if (source := f"op/{place}.cpp") in wanted:
+            wanted[source] = re.sub(rf"#include <{unused}.*>\n", "", wanted[source])
     return {Path(place): text.encode() for place, text in wanted.items()}
 
 

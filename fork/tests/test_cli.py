@@ -730,12 +730,13 @@ def test_what_is_published_names_the_commit_of_its_kernel():
     "spilled, status, says",
     [
         (0, 0, "1 kernels for 1 architectures: linked"),
-        (8, 1, "error: attn_rows<__half, 64, true, 1>: spills 8 bytes on sm_90"),
+        (8, 1, "error: rows<__half, 64, true>: spills 8 bytes on sm_90"),
     ],
     ids=["clean", "spilling"],
 )
 def test_cuda_check(in_repo, monkeypatch, spilled, status, says):
-    kernel = cuda.Kernel("attn_rows<__half, 64, true, 1>", "sm_90", 230, spilled)
+    write_files(in_repo, {"aten/A.cu": "", "stack/03-cuda/commit.md": message(["aten/A.cu"])})
+    kernel = cuda.Kernel("rows<__half, 64, true>", "sm_90", 230, spilled)
     asked = []
 
     class Made:
@@ -756,6 +757,12 @@ def test_cuda_check(in_repo, monkeypatch, spilled, status, says):
     place = in_repo / "build/bases/cuda"
     assert asked == [(default_release(), place, True, platform.machine())]
     assert code == status and says in output
+
+
+def test_cuda_check_without_a_kernel(in_repo):
+    """It downloads nothing."""
+    said = "02-explicit has no kernel for CUDA: nothing to check"
+    assert invoke("cuda-check") == (0, said)
 
 
 def test_what_make_is_told_is_not_for_a_make_that_a_command_calls(tmp_path):

@@ -85,7 +85,7 @@ def test_what_takes_the_whole_matrix():
         ("18-cpu-forward", r"more than (\d+) columns", "AttnKernel.h", "ATTN_MAX_WIDTH"),
         ("21-cpu-small-shapes", r"up to (\d+) rows of floats", "AttnDot.h", "MAX_ROWS"),
         ("21-cpu-small-shapes", r"up to (\d+), `q` is transposed", "AttnScores.h", "FEW_ROWS"),
-        ("33-attn-output-inductor", r"`d` and `e` up to (\d+)", "AttnKernel.h", "ATTN_MAX_WIDTH"),
+        ("29-attn-output-inductor", r"`d` and `e` up to (\d+)", "AttnKernel.h", "ATTN_MAX_WIDTH"),
     ],
 )
 def test_a_message_has_the_constants_of_the_code(commit, says, file, name):

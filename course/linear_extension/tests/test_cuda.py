@@ -1,4 +1,4 @@
-"""The kernel for CUDA: compiled where there is an nvcc, and run on the fork's emulator.
+"""The kernel for CUDA: compiled where there is an nvcc, and run on an emulator.
 
 On a GPU it is run by test_linear.py.
 """
@@ -18,7 +18,6 @@ import linear_extension  # noqa: F401  # the operators
 
 HERE = Path(__file__).resolve().parent
 SOURCES = HERE.parent / "csrc"
-EMULATOR = HERE.parents[2] / "fork" / "tests" / "graft"
 REPLACED = [f"c10/cuda/CUDA{name}.h" for name in ("Exception", "Guard", "Stream")]
 # A wheel for CPUs has all of c10/cuda but for this, which its build writes.
 MACROS = "#pragma once\n#define C10_CUDA_BUILD_SHARED_LIBS\n"
@@ -112,7 +111,7 @@ def library(tmp_path_factory):
         place.write_text('#include "cuda_emulator.h"\n', encoding="utf-8")
     source, made = folder / "emulated.cpp", folder / "emulated.so"
     source.write_text("\n".join(parts), encoding="utf-8")
-    places = [folder / "include", EMULATOR, SOURCES, *cpp_extension.include_paths()]
+    places = [folder / "include", HERE, SOURCES, *cpp_extension.include_paths()]
     torch_lib = cpp_extension.library_paths()[0]
     command = [
         *("g++", "-std=c++20", "-O2", "-w", "-shared", "-fPIC", "-U_FORTIFY_SOURCE"),
@@ -172,8 +171,7 @@ def test_on_the_emulator(library):
 def test_a_fault_is_found(library, fault):
     done = run(library, fault)
     assert (
-        re.search("AssertionError: |Error: .*(race|size)", done.stderr)
-        or done.returncode < 0
+        re.search("AssertionError: |Error: .*size", done.stderr) or done.returncode < 0
     )
 
 

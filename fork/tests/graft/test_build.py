@@ -749,6 +749,20 @@ MERGED = {
 }
 
 
+@pytest.mark.parametrize("device", ["cuda", "xpu"])
+def test_c_functions_find_kernels_that_are_registered_later(grafted, device):
+    """Where a device has no kernel of its own, AOTInductor's functions call the dispatcher."""
+    graft, _ = grafted
+    shims = graft.dir / "generated/aoti"
+    ours, cpu = (
+        (shims / f"c_shim_{name}.cpp").read_text(encoding="utf-8") for name in (device, "cpu")
+    )
+    ops = re.findall(r"= at::cpu::(\w+)\(", cpu)
+    assert {"attn", "_attn_backward", "attn_output", "_attn_output_jvp"} <= {*ops}
+    assert re.findall(r"= at::([\w:]+)\(", ours) == ops
+    assert all(f"#include <ATen/ops/{op}.h>\n" in ours for op in ops)
+
+
 def lines_added(old: str, new: str) -> bool:
     """Returns whether `new` is `old` with lines added, and none changed."""
     rest = iter(new.splitlines())

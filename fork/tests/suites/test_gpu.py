@@ -65,6 +65,7 @@ def steps(tmp_path, monkeypatch):
     monkeypatch.setattr(build, "get", lambda release, *_: release)
     monkeypatch.setattr(build.Graft, "__init__", lambda self, *args: None)
     monkeypatch.setattr(build.Graft, "nvcc", Nvcc(tmp_path / "nvcc", "13.0", (80, 90), 75))
+    monkeypatch.setattr(build.Graft, "kernels", [tmp_path / "Attn.cu"])
     monkeypatch.delenv("BASE", raising=False)  # `make test` sets it
     monkeypatch.setattr(bench, "devices", lambda: 1)
     monkeypatch.setattr("fork.graft.base._installed", lambda: None)  # as if torch were there
