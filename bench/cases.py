@@ -12,13 +12,17 @@ from typing import NamedTuple
 
 # The contenders, by the names that the report uses.
 ATTN, EAGER, COMPILE, FUNCTION, JAX = "attn", "eager", "compile", "Function", "jax"
-SDPA, FLEX, EXTENSION = "sdpa", "flex", "extension"
+SDPA, CUDNN, FLEX, EXTENSION = "sdpa", "cudnn", "flex", "extension"
+KERNEL = "kernel"  # attn's own, where a call is so small that it is composed
 TITLES = {
     ATTN: "torch.attn",
     EAGER: "eager",
     COMPILE: "torch.compile",
     FUNCTION: "autograd.Function",
     JAX: "jax.jit",
+    SDPA: "SDPA",
+    CUDNN: "SDPA by cuDNN",
+    KERNEL: "its kernel",
 }
 
 # The clock of a row. On a GPU it is the host's only if the host is what a caller waits for.

@@ -10,11 +10,13 @@ import torch
 from cases import (
     ATTN,
     COMPILE,
+    CUDNN,
     EAGER,
     EXTENSION,
     FLEX,
     FUNCTION,
     JAX,
+    KERNEL,
     OUTPUT_MODES,
     SDPA,
     SECOND_ORDER_MODES,
@@ -180,11 +182,41 @@ def sdpa_run(problem: Problem) -> Run:
     """Attention by softmax: another function, of as many products."""
 
     def op(*inputs: Tensor) -> tuple[Tensor]:
-        heads = (x.expand(1, 1, *x.shape) for x in inputs)
+        heads = (x.view(1, -1, *x.shape[-2:]) for x in inputs)
         sdpa = torch.nn.functional.scaled_dot_product_attention
-        return (sdpa(*heads, scale=1.0, **problem.output_only)[0, 0],)
+        output = sdpa(*heads, scale=1.0, **problem.output_only)
+        return (output.view(problem.case.output_shape),)
 
     return torch_run(op, problem)
+
+
+def cudnn_run(problem: Problem) -> Run:
+    """The same by cuDNN's kernels."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    run = sdpa_run(problem)
+
+    def by_cudnn():
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return run()
+
+    return by_cudnn
+
+
+def kernel_run(problem: Problem) -> Run:
+    """torch.attn by its kernel on a GPU, however small the call is."""
+    from torch._native.ops.attn import triton_impl
+
+    run = attn_run(problem)
+
+    def by_kernel():
+        usual, triton_impl.LEAST_WORK = triton_impl.LEAST_WORK, 0
+        try:
+            return run()
+        finally:
+            triton_impl.LEAST_WORK = usual
+
+    return by_kernel
 
 
 def flex_run(problem: Problem) -> Run:
@@ -226,8 +258,15 @@ RUNS = {
     FUNCTION: function_run,
     JAX: jax_run,
 }
-# lengths.py and ways.py measure these as well.
-MORE_RUNS = {SDPA: sdpa_run, FLEX: flex_run, EXTENSION: extension_run}
+# lengths.py and ways.py measure these as well, and some are measured on a GPU.
+MORE_RUNS = {
+    SDPA: sdpa_run,
+    CUDNN: cudnn_run,
+    KERNEL: kernel_run,
+    FLEX: flex_run,
+    EXTENSION: extension_run,
+}
+OF_SOFTMAX = {SDPA, CUDNN}  # These compute another function.
 
 
 def as_tensors(results: Any) -> list[Tensor]:

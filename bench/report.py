@@ -6,12 +6,16 @@ from typing import Any, NamedTuple
 from cases import (
     ATTN,
     COMPILE,
+    CUDNN,
     EAGER,
     FUNCTION,
     HOST,
     JAX,
+    KERNEL,
     MODES,
+    OUTPUT_MODES,
     QUIET,
+    SDPA,
     SHORT,
     TITLES,
     Target,
@@ -25,7 +29,7 @@ TOO_LATE = "no time was left"
 Row = dict[str, Any]
 
 ANY = Target()  # every case has it
-OTHERS = (EAGER, COMPILE, FUNCTION, JAX)
+OTHERS = (EAGER, COMPILE, FUNCTION, JAX, SDPA, CUDNN, KERNEL)
 ROOFLINE, SCRATCH = "roofline", "scratch"
 COLUMNS = (*OTHERS, ROOFLINE, SCRATCH)
 
@@ -68,6 +72,14 @@ TITLES_OF_MODES = {
     "forward": "Forward",
     "step": "Step: forward, and backward from `output`",
     "both": "Step: forward, and backward from `output` and `attn`",
+    "output": "attn_output",
+    "output step": "attn_output: forward and backward",
+    "causal": "attn_output, causal",
+    "causal step": "attn_output, causal: forward and backward",
+    "tangent": "attn_output and its tangent",
+    "double backward": "attn_output: double backward",
+    "causal tangent": "attn_output and its tangent, causal",
+    "causal double backward": "attn_output: double backward, causal",
 }
 
 
@@ -299,7 +311,7 @@ def markdown(result: dict) -> str:
     text += disturbances(result["rows"])
     text += "".join(f"\n{line}\n" for line in unmeasured(result).splitlines())
     text += "".join(f"\n{why}\n" for row in result["rows"] for why in left_out(row))
-    for mode in MODES:
+    for mode in (*MODES, *OUTPUT_MODES):
         rows = [row for row in result["rows"] if row["mode"] == mode]
         columns = [what for what in COLUMNS if any(cell(row, what) for row in rows)]
         if not rows:

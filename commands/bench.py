@@ -2,13 +2,15 @@
 
 import ctypes
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import click
 
@@ -25,20 +27,26 @@ from fork.suites import environment, finish, own_files, run_suites, table
 
 PUBLISHED = "bench/published"
 SCRIPTS = ("bench", "lengths", "ring", "stages", "ways")
-NATIVE_FOLDER = "aten/src/ATen/native/"
+# Where the kernel for a device is.
+FOLDERS = {"cpu": "aten/src/ATen/native/", "cuda": "torch/_native/ops/attn/"}
 
 COMMIT = re.compile(r"; kernel of commit ([^;]+)\.$")  # in a report's line on the machine
 
 # All of it takes MINUTES, the graft included; REST of these are for the plot.
-MINUTES, REST = 8, 0.5
-FEWEST, MOST = 1.5, 4.0  # minutes of measuring
+MINUTES, REST = 6, 0.5
+FEWEST, MOST = 1.5, 3.0  # minutes of measuring
 LIMIT = 150  # seconds that a test file may take; they run side by side
 
 # A test file that has this makes tests for CUDA, alone or beside those for other devices.
 HAS_CUDA = re.compile(
     r'instantiate_device_type_tests\(\s*\w+, globals\(\)(, only_for="cuda")?\s*\)'
 )
-ONLY_CUDA = {"PYTORCH_TESTING_DEVICE_ONLY_FOR": "cuda"}
+# The kernels take all that they can in tests, float too; so do they where they are measured.
+WITH_FLOAT = {"TORCH_ATTN_TRITON_FLOAT": "1"}
+ONLY_CUDA = WITH_FLOAT | {
+    "PYTORCH_TESTING_DEVICE_ONLY_FOR": "cuda",
+    "TORCH_ATTN_TRITON_LEAST_WORK": "0",
+}
 
 TOOLS = ("memcheck", "racecheck", "synccheck")
 SANITIZED = "test_values_and_gradients and float"  # of pytest's -k
@@ -95,7 +103,7 @@ def bench(script: str, publish: bool, args: tuple[str, ...]) -> None:
 def bench_gpu(base: str, sanitized: bool, publish: bool, args: tuple[str, ...]) -> None:
     """Build, test and measure the operator on this machine's GPU (`make bench-gpu`).
 
-    Planned for eight minutes. ARGS are those of bench/bench.py, which measures even if a
+    Planned for six minutes. ARGS are those of bench/bench.py, which measures even if a
     test fails. Results are in build/bench-gpu.
     """
     start = time.monotonic()
@@ -121,18 +129,16 @@ def bench_gpu(base: str, sanitized: bool, publish: bool, args: tuple[str, ...]) 
     print_wide(table((), results))
     time_left = ("--minutes", str(minutes_left(start)))  # unless ARGS say
     command = ("bench.py", "--device", "cuda", *time_left, *args)
-    status = measure(paths.VENV, out, "cuda", publish, command)
+    status = measure(paths.VENV, out, "cuda", publish, command, WITH_FLOAT)
     console.print(f"{(time.monotonic() - start) / 60:.1f} minutes in all")
     sys.exit(finish(results, status))
 
 
 def kernel(device: str) -> str:
     """A hash of the sources of the kernel for a device, which says what figures are of."""
-    others = {"cpu": "cuda/", "cuda": "cpu/"}[device]
+    folder = FOLDERS[device]
     tree = Stack(paths.ROOT).tree().items()
-    native = {p.removeprefix(NATIVE_FOLDER): f for p, f in tree if p.startswith(NATIVE_FOLDER)}
-    files = {name: file for name, file in native.items() if not name.startswith(others)}
-    return paths.digest(files)[:16]
+    return paths.digest({p.removeprefix(folder): f for p, f in tree if p.startswith(folder)})[:16]
 
 
 def figures() -> list[tuple[str, str, str]]:
@@ -153,14 +159,22 @@ def figures() -> list[tuple[str, str, str]]:
     return found
 
 
-def measure(venv: Path, out: Path, name: str, publish: bool, command: Sequence[str]) -> int:
+def measure(
+    venv: Path,
+    out: Path,
+    name: str,
+    publish: bool,
+    command: Sequence[str],
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> int:
     """Runs a script of bench/, which writes files called `name` into `out`; its exit status."""
     script, *args = command
     measured = kernel(name.partition("-")[0])
     # -E: PYTHONPATH could bring in another torch.
     python = [venv / "bin" / "python", "-E"]
     run_script = [*python, paths.ROOT / "bench" / script, "--out", out, *args]
-    status = subprocess.run(run_script, cwd=paths.ROOT).returncode
+    env = os.environ | variables
+    status = subprocess.run(run_script, cwd=paths.ROOT, env=env).returncode
     if publish and not status:
         kept = paths.ROOT / PUBLISHED
         kept.mkdir(exist_ok=True)

@@ -56,6 +56,9 @@ class Device:
     def clock(self, case: Case) -> Clock:
         return host_clock(self.threads, CPU)
 
+    def more(self, case: Case, mode: str) -> list[str]:
+        return []
+
     def about(self) -> dict:
         return {}
 

@@ -21,11 +21,14 @@ import results  # noqa: E402
 from cases import (  # noqa: E402
     ATTN,
     COMPILE,
+    CUDNN,
     EAGER,
     FUNCTION,
     JAX,
+    KERNEL,
     MODES,
     OUTPUT_MODES,
+    SDPA,
     SECOND_ORDER_MODES,
     TITLES,
     Case,
@@ -719,6 +722,15 @@ def test_peaks_of_a_gpu(cuda):
         assert peaks.pages_seconds(case) == 0
 
 
+def test_who_else_takes_part_on_a_gpu(cuda):
+    more = gpu.Device(1).more
+    large, small = Case("bfloat16", 4096, batch=16), Case("bfloat16", 512)
+    assert more(large, "output step") == [SDPA, CUDNN]
+    assert more(small, "causal") == [SDPA, CUDNN, KERNEL]
+    assert more(large, "tangent") == more(large, "step") == []
+    assert more(small, "step") == [KERNEL]
+
+
 def bench_on_cuda(monkeypatch, out, *args):
     """Returns a function that runs bench.py: its exit status, its output and the JSON."""
     from click.testing import CliRunner
@@ -757,7 +769,7 @@ def test_the_whole_of_it_on_a_gpu(cuda, monkeypatch, tmp_path):
     ]
     assert [row["clock"] for row in found.values()] == ["host", "host", "events", "host"]
     for row in found.values():
-        assert set(row["seconds"]) == {ATTN, EAGER, FUNCTION} and row["roofline"] > 0
+        assert set(row["seconds"]) == {ATTN, EAGER, FUNCTION, KERNEL} and row["roofline"] > 0
     step = found["fp32 n=8 d=64 step"]
     given = 4 * (3 * 8 * 64 + 8 * 64 + 8 * 8)
     assert step["scratch"] == dict.fromkeys((ATTN, EAGER), (1 << 30) - 1000 - given)

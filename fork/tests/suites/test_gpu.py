@@ -46,7 +46,7 @@ def test_files_with_tests_on_cuda():
         assert "instantiate_device_type_tests(" not in text or left_out
 
 
-@pytest.mark.parametrize(("ago", "minutes"), [(0, 4), (5, 2.5), (30, 1.5)])
+@pytest.mark.parametrize(("ago", "minutes"), [(0, 3), (3, 2.5), (30, 1.5)])
 def test_minutes_left_to_measure(monkeypatch, ago, minutes):
     monkeypatch.setattr(bench.time, "monotonic", lambda: 1e4)
     assert bench.minutes_left(1e4 - 60 * ago) == minutes
@@ -87,9 +87,10 @@ def test_builds_then_tests_then_measures(steps):
     assert status == 0 and "1 passed, 0 failed" in output and "minutes in all" in output
     assert names(steps) == ["graft_into", "check", "run_suites", "measure"]
     assert steps.taken[0][1] == (paths.VENV, "installed")
-    _, _, name, publish, command = steps.taken[-1][1]
-    expected = ("bench.py", "--device", "cuda", "--minutes", "4.0", "--only", "n=4")
+    _, _, name, publish, command, variables = steps.taken[-1][1]
+    expected = ("bench.py", "--device", "cuda", "--minutes", "3.0", "--only", "n=4")
     assert (name, publish, command) == ("cuda", True, expected)
+    assert variables == {"TORCH_ATTN_TRITON_FLOAT": "1"}
 
 
 def test_measures_although_a_test_fails(steps):
