@@ -1,4 +1,4 @@
-"""Registers the overlay's Triton kernels in the releases that don't do so by `torch._native` yet."""
+"""Registers the overlay's Triton kernels in releases that have no `torch._native` for that yet."""
 
 import importlib.metadata
 import importlib.util

@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import json
 import os
 import platform
 import re
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from packaging.version import Version
 from wheel.wheelfile import WheelFile
 
 from fork.bootstrap import borrow_venv, make_venv
@@ -28,7 +30,7 @@ from fork.graft.codegen import fragment
 from fork.graft.generate import without_key
 from fork.graft.install import UNDER_WAY, clear, exchange, install
 from fork.graft.pack import header, pack
-from fork.overlay import Stack, releases
+from fork.overlay import NATIVE, Stack, releases
 from fork.paths import BASES, ROOT
 from fork.tests.conftest import PLATFORM, PYTHON, TAG, WHEEL_FILES, message, write_files
 
@@ -747,6 +749,32 @@ MERGED = {
     "torch/csrc/autograd/generated/Functions.h": "struct TORCH_API AttnBackward0",
     "torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h": "aoti_torch_cpu_attn(",
 }
+
+
+FOUND = """
+import importlib.metadata, json, sys, torch
+print(json.dumps({
+    "imported": "triton" in sys.modules,
+    "for CUDA": torch.backends.cuda.is_built(),
+    "versions": {x.metadata["Name"]: x.version for x in importlib.metadata.distributions()},
+    "registered": [
+        op
+        for op in sys.argv[1:]
+        if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{op}", "CUDA")
+    ],
+}))
+"""
+
+
+def test_kernels_for_gpus_are_registered_and_triton_is_not_imported():
+    """They are where PyTorch is built for CUDA and its Triton is new enough."""
+    entries = yaml.safe_load((ROOT / NATIVE).read_text(encoding="utf-8"))
+    ops = [entry["func"].partition("(")[0] for entry in entries]
+    found = json.loads(subprocess.check_output([sys.executable, "-c", FOUND, *ops], text=True))
+    assert not found["imported"]
+    torch, triton = (Version(found["versions"].get(name, "0")) for name in ("torch", "triton"))
+    new = torch >= Version("2.10") and triton >= Version("3.6")
+    assert found["registered"] == (ops if found["for CUDA"] and new else [])
 
 
 @pytest.mark.parametrize("device", ["cuda", "xpu"])
