@@ -133,7 +133,9 @@ class Problem:
         if plan is None:
             raise AssertionError(f"attn has no plan for {name}")
         of_columns = name.endswith("grad_kv")
-        kernel = triton_kernels._columns if of_columns else triton_kernels._rows
+        kernel = (
+            triton_kernels._attn_columns if of_columns else triton_kernels._attn_rows
+        )
         given = dict.fromkeys(kernel.arg_names[: kernel.arg_names.index("sizes")])
         for key, x in matrices.items():
             if x is None:
@@ -153,12 +155,14 @@ class Problem:
                 sizes=self.sizes or (1,),
                 m=self.m,
                 n=self.n,
-                scale=self.scale,
                 d=self.d,
                 e=self.e,
+                scale=self.scale,
                 CAUSAL=self.is_causal,
-                ROW_TAIL=self.m % plan.rows != 0,
-                COLUMN_TAIL=self.n % plan.columns != 0,
+                M_TAIL=self.m % plan.rows != 0,
+                N_TAIL=self.n % plan.columns != 0,
+                D_TAIL=self.d != padded(self.d),
+                E_TAIL=self.e != padded(self.e),
                 TANH=self.tanh(),
                 PRECISION=self.precision(),
                 BM=plan.rows,

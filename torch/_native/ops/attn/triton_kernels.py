@@ -17,7 +17,8 @@ gradient of output, G_a that of attn, X' the tangent of X:
 
 In the code a name with _t is a tangent, and D_t is D'. A matrix is a tuple: a pointer, the
 strides of its rows and columns, the strides of its batch dimensions. None is a matrix that is
-not there: what needs it is left out when the kernel is compiled.
+not there: what needs it is left out when the kernel is compiled. A sample is a tuple, too: its
+number, and the sizes of the batch dimensions, the last one first.
 """
 
 import triton
@@ -73,64 +74,85 @@ def _tanh(x, FORM: tl.constexpr):
 
 
 @triton.jit
-def _tile(x, sample, sizes, row, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _tile(x, sample, row, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Pointers to the tile of x that begins in this row and column of the sample."""
+    number, sizes = sample
     zero = tl.full((), 0, tl.int64)
     start = (zero + row) * x[1] + (zero + column) * x[2]
     for i in tl.static_range(len(sizes)):
-        start += (zero + sample % sizes[i]) * x[3][i]
-        sample = sample // sizes[i]
+        start += (zero + number % sizes[i]) * x[3][i]
+        number = number // sizes[i]
     rows, columns = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     return x[0] + start + (rows[:, None] * x[1] + columns[None, :] * x[2])
 
 
 @triton.jit
-def _inside(row, column, m, n, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Which elements of a tile lie inside an m x n matrix."""
-    rows, columns = row + tl.arange(0, ROWS), column + tl.arange(0, COLUMNS)
-    return (rows < m)[:, None] & (columns < n)[None, :]
-
-
-@triton.jit
-def _load(
-    x,
-    sample,
-    sizes,
+def _inside(
     row,
     column,
     m,
     n,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
-    ROW_TAIL: tl.constexpr,
-    COLUMN_TAIL: tl.constexpr,
+    M_TAIL: tl.constexpr,
+    N_TAIL: tl.constexpr,
 ):
-    """A tile of x, with zeros beyond the last row and column, if it reaches there."""
-    tile = _tile(x, sample, sizes, row, column, ROWS, COLUMNS)
-    if ROW_TAIL or COLUMN_TAIL:
-        inside = _inside(row, column, m, n, ROWS, COLUMNS)
-        values = tl.load(tile, mask=inside, other=0.0)
+    """Which elements of a tile lie inside an m x n matrix that may end in these directions.
+
+    A direction that is not asked about keeps loads and stores as wide as they are.
+    """
+    inside = tl.full((1, 1), True, tl.int1)
+    if M_TAIL:
+        inside = inside & (row + tl.arange(0, ROWS) < m)[:, None]
+    if N_TAIL:
+        inside = inside & (column + tl.arange(0, COLUMNS) < n)[None, :]
+    return inside
+
+
+@triton.jit
+def _load(
+    x,
+    sample,
+    row,
+    column,
+    m,
+    n,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    M_TAIL: tl.constexpr,
+    N_TAIL: tl.constexpr,
+):
+    """A tile of an m x n matrix, with zeros beyond it, where the tile may reach that far.
+
+    Of None some number, which nobody uses.
+    """
+    if x is None:
+        tile = 0.0
+    elif M_TAIL or N_TAIL:
+        inside = _inside(row, column, m, n, ROWS, COLUMNS, M_TAIL, N_TAIL)
+        pointers = _tile(x, sample, row, column, ROWS, COLUMNS)
+        tile = tl.load(pointers, mask=inside, other=0.0)
     else:
-        values = tl.load(tile)
-    return values
+        tile = tl.load(_tile(x, sample, row, column, ROWS, COLUMNS))
+    return tile
 
 
 @triton.jit
 def _store(
     x,
     sample,
-    sizes,
     row,
     m,
     n,
-    value,
+    tile,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    N_TAIL: tl.constexpr,
 ):
-    """Writes rows of x."""
-    tile = _tile(x, sample, sizes, row, 0, ROWS, COLUMNS)
-    inside = _inside(row, 0, m, n, ROWS, COLUMNS)
-    tl.store(tile, value.to(x[0].dtype.element_ty), mask=inside)
+    """Writes rows of an m x n matrix."""
+    inside = _inside(row, 0, m, n, ROWS, COLUMNS, True, N_TAIL)
+    pointers = _tile(x, sample, row, 0, ROWS, COLUMNS)
+    tl.store(pointers, tile.to(x[0].dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -140,34 +162,36 @@ def _dot_t(x, y, acc, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _scores_tangent(x, y, x_t, y_t, PRECISION: tl.constexpr):
-    """x' yᵀ + x y'ᵀ; one of x' and y' may be None."""
-    if x_t is None:
-        result = _dot_t(x, y_t, None, PRECISION)
+def _attn_tangent(
+    P,
+    x,
+    y,
+    x_t,
+    y_t,
+    scale,
+    X_T: tl.constexpr,
+    Y_T: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """P' = scale slope ∘ (x' yᵀ + x y'ᵀ), where X_T and Y_T say which tangents there are."""
+    if X_T:
+        P_t = _dot_t(x_t, y, None, PRECISION)
+        if Y_T:
+            P_t = _dot_t(x, y_t, P_t, PRECISION)
     else:
-        result = _dot_t(x_t, y, None, PRECISION)
-        if y_t is not None:
-            result = _dot_t(x, y_t, result, PRECISION)
-    return result
+        P_t = _dot_t(x, y_t, None, PRECISION)
+    return P_t * (scale * (1 - P * P))
 
 
 @triton.jit
-def _grad_attn(x, y, G_a, PRECISION: tl.constexpr):
-    """x yᵀ + G_a; x or G_a may be None."""
-    if x is not None:
-        G_a = _dot_t(x, y, G_a, PRECISION)
-    return G_a
-
-
-@triton.jit
-def _grad_scores(P, P_t, T, T_t):
-    """D', where T_t is G v'ᵀ; D if both P_t and T_t are None."""
+def _grad_scores(P, P_t, T, T_t, HAS_P_T: tl.constexpr, HAS_T_T: tl.constexpr):
+    """D', where T_t is G v'ᵀ; D if there is neither P' nor T'."""
     slope = 1 - P * P
-    if P_t is not None:
+    if HAS_P_T:
         result = -2 * P * P_t * T
-        if T_t is not None:
+        if HAS_T_T:
             result += slope * T_t
-    elif T_t is not None:
+    elif HAS_T_T:
         result = slope * T_t
     else:
         result = slope * T
@@ -175,7 +199,7 @@ def _grad_scores(P, P_t, T, T_t):
 
 
 @triton.jit(do_not_specialize=["m", "n"])
-def _rows(
+def _attn_rows(
     q,
     k,
     v,
@@ -185,51 +209,43 @@ def _rows(
     k_tangent,
     v_tangent,
     stored,  # attn, which is read instead of made
-    attn,  # from here on what is written
+    attn,  # From here on matrices are written.
     output,
     output_tangent,
     grad_q,
-    sizes,  # of the batch dimensions, the last one first
+    sizes,
     m,
     n,
+    d,
+    e,
     scale,
-    d: tl.constexpr,
-    e: tl.constexpr,
     CAUSAL: tl.constexpr,
-    ROW_TAIL: tl.constexpr,  # Whether BM does not divide m, and BN not n.
-    COLUMN_TAIL: tl.constexpr,
+    M_TAIL: tl.constexpr,  # whether BM does not divide m; BN n; D is not d; E not e
+    N_TAIL: tl.constexpr,
+    D_TAIL: tl.constexpr,
+    E_TAIL: tl.constexpr,
     TANH: tl.constexpr,
     PRECISION: tl.constexpr,
     BM: tl.constexpr,  # A tile of attn is BM x BN.
     BN: tl.constexpr,
-    D: tl.constexpr,  # These are d and e, rounded up to powers of two.
+    D: tl.constexpr,  # d and e, rounded up to powers of two
     E: tl.constexpr,
 ):
     S: tl.constexpr = k[0].dtype.element_ty
+    Q_T: tl.constexpr = q_tangent is not None
+    K_T: tl.constexpr = k_tangent is not None
+    V_T: tl.constexpr = v_tangent is not None
     blocks = tl.cdiv(m, BM)
     block = tl.program_id(0) % blocks
-    sample = tl.program_id(0) // blocks
     if CAUSAL:
         block = blocks - 1 - block  # The longest come first.
     row = block * BM
     rows = row + tl.arange(0, BM)
+    at = (tl.program_id(0) // blocks, sizes)
 
-    # What is None is not loaded.
-    OF_D: tl.constexpr = d != D
-    OF_E: tl.constexpr = e != E
-    HAS_P_T: tl.constexpr = q_tangent is not None or k_tangent is not None
-    if q is not None:
-        q_tile = _load(q, sample, sizes, row, 0, m, d, BM, D, ROW_TAIL, OF_D)
-    G = (
-        _load(grad_output, sample, sizes, row, 0, m, e, BM, E, ROW_TAIL, OF_E)
-        if grad_output is not None
-        else None
-    )
-    q_t = (
-        _load(q_tangent, sample, sizes, row, 0, m, d, BM, D, ROW_TAIL, OF_D)
-        if q_tangent is not None
-        else None
-    )
+    q_tile = _load(q, at, row, 0, m, d, BM, D, M_TAIL, D_TAIL)
+    G = _load(grad_output, at, row, 0, m, e, BM, E, M_TAIL, E_TAIL)
+    q_t = _load(q_tangent, at, row, 0, m, d, BM, D, M_TAIL, D_TAIL)
     if output is not None:
         output_acc = tl.zeros((BM, E), tl.float32)
     if output_tangent is not None:
@@ -244,96 +260,32 @@ def _rows(
         end = tl.minimum(n, row + BM)
         whole = tl.minimum(whole, row // BN * BN)
     for masked in tl.static_range(2):
-        if not masked or CAUSAL or COLUMN_TAIL:
+        if not masked or CAUSAL or N_TAIL:
             for column in range(whole if masked else 0, end if masked else whole, BN):
-                k_tile = _load(
-                    k,
-                    sample,
-                    sizes,
-                    column,
-                    0,
-                    n,
-                    d,
-                    BN,
-                    D,
-                    masked and COLUMN_TAIL,
-                    OF_D,
+                k_tile = _load(k, at, column, 0, n, d, BN, D, masked and N_TAIL, D_TAIL)
+                v_tile = _load(v, at, column, 0, n, e, BN, E, masked and N_TAIL, E_TAIL)
+                k_t = _load(
+                    k_tangent, at, column, 0, n, d, BN, D, masked and N_TAIL, D_TAIL
                 )
-                v_tile = (
-                    _load(
-                        v,
-                        sample,
-                        sizes,
-                        column,
-                        0,
-                        n,
-                        e,
-                        BN,
-                        E,
-                        masked and COLUMN_TAIL,
-                        OF_E,
-                    )
-                    if v is not None
-                    else None
-                )
-                k_t = (
-                    _load(
-                        k_tangent,
-                        sample,
-                        sizes,
-                        column,
-                        0,
-                        n,
-                        d,
-                        BN,
-                        D,
-                        masked and COLUMN_TAIL,
-                        OF_D,
-                    )
-                    if k_tangent is not None
-                    else None
-                )
-                v_t = (
-                    _load(
-                        v_tangent,
-                        sample,
-                        sizes,
-                        column,
-                        0,
-                        n,
-                        e,
-                        BN,
-                        E,
-                        masked and COLUMN_TAIL,
-                        OF_E,
-                    )
-                    if v_tangent is not None
-                    else None
+                v_t = _load(
+                    v_tangent, at, column, 0, n, e, BN, E, masked and N_TAIL, E_TAIL
                 )
                 visible = rows[:, None] >= (column + tl.arange(0, BN))[None, :]
 
                 if stored is not None:
                     P = _load(
-                        stored,
-                        sample,
-                        sizes,
-                        row,
-                        column,
-                        m,
-                        n,
-                        BM,
-                        BN,
-                        ROW_TAIL,
-                        masked and COLUMN_TAIL,
+                        stored, at, row, column, m, n, BM, BN, M_TAIL, masked and N_TAIL
                     ).to(tl.float32)
                 else:
                     P = _tanh(_dot_t(q_tile, k_tile, None, PRECISION) * scale, TANH)
                 if masked and CAUSAL:
                     P = tl.where(visible, P, 0.0)
                 if attn is not None:
-                    tile = _tile(attn, sample, sizes, row, column, BM, BN)
-                    if ROW_TAIL or (masked and COLUMN_TAIL):
-                        inside = _inside(row, column, m, n, BM, BN)
+                    tile = _tile(attn, at, row, column, BM, BN)
+                    if M_TAIL or (masked and N_TAIL):
+                        inside = _inside(
+                            row, column, m, n, BM, BN, M_TAIL, masked and N_TAIL
+                        )
                         tl.store(tile, P.to(S), mask=inside, cache_modifier=".cs")
                     else:
                         tl.store(tile, P.to(S), cache_modifier=".cs")
@@ -342,53 +294,51 @@ def _rows(
                         P.to(S), v_tile, output_acc, input_precision=PRECISION
                     )
 
-                if HAS_P_T:
-                    P_t = _scores_tangent(q_tile, k_tile, q_t, k_t, PRECISION)
-                    P_t *= scale * (1 - P * P)
+                P_t = 0.0
+                if Q_T or K_T:
+                    P_t = _attn_tangent(
+                        P, q_tile, k_tile, q_t, k_t, scale, Q_T, K_T, PRECISION
+                    )
                     if masked and CAUSAL:
                         P_t = tl.where(visible, P_t, 0.0)
                 if output_tangent is not None:
-                    if HAS_P_T:
+                    if Q_T or K_T:
                         output_t_acc = tl.dot(
                             P_t.to(S), v_tile, output_t_acc, input_precision=PRECISION
                         )
-                    if v_tangent is not None:
+                    if V_T:
                         output_t_acc = tl.dot(
                             P.to(S), v_t, output_t_acc, input_precision=PRECISION
                         )
 
                 if grad_q is not None:
-                    G_a = (
-                        _load(
-                            grad_attn,
-                            sample,
-                            sizes,
-                            row,
-                            column,
-                            m,
-                            n,
-                            BM,
-                            BN,
-                            ROW_TAIL,
-                            masked and COLUMN_TAIL,
-                        ).to(tl.float32)
-                        if grad_attn is not None
-                        else None
+                    T = _load(
+                        grad_attn,
+                        at,
+                        row,
+                        column,
+                        m,
+                        n,
+                        BM,
+                        BN,
+                        M_TAIL,
+                        masked and N_TAIL,
                     )
-                    T = _grad_attn(G, v_tile, G_a, PRECISION)
-                    T_t = (
-                        _dot_t(G, v_t, None, PRECISION)
-                        if v_tangent is not None
-                        else None
-                    )
-                    D_t = _grad_scores(P, P_t if HAS_P_T else None, T, T_t)
+                    if grad_attn is not None:
+                        T = T.to(tl.float32)
+                        if grad_output is not None:
+                            T = _dot_t(G, v_tile, T, PRECISION)
+                    else:
+                        T = _dot_t(G, v_tile, None, PRECISION)
+                    T_t = _dot_t(G, v_t, None, PRECISION) if V_T else 0.0
+                    D_t = _grad_scores(P, P_t, T, T_t, Q_T or K_T, V_T)
                     if masked and CAUSAL:
                         D_t = tl.where(visible, D_t, 0.0)
                     grad_acc = tl.dot(
                         D_t.to(S), k_tile, grad_acc, input_precision=PRECISION
                     )
-                    if k_tangent is not None:
-                        D_0 = _grad_scores(P, None, T, None)
+                    if K_T:
+                        D_0 = _grad_scores(P, P_t, T, T_t, False, False)
                         if masked and CAUSAL:
                             D_0 = tl.where(visible, D_0, 0.0)
                         grad_acc = tl.dot(
@@ -396,15 +346,15 @@ def _rows(
                         )
 
     if output is not None:
-        _store(output, sample, sizes, row, m, e, output_acc, BM, E)
+        _store(output, at, row, m, e, output_acc, BM, E, E_TAIL)
     if output_tangent is not None:
-        _store(output_tangent, sample, sizes, row, m, e, output_t_acc, BM, E)
+        _store(output_tangent, at, row, m, e, output_t_acc, BM, E, E_TAIL)
     if grad_q is not None:
-        _store(grad_q, sample, sizes, row, m, d, grad_acc * scale, BM, D)
+        _store(grad_q, at, row, m, d, grad_acc * scale, BM, D, D_TAIL)
 
 
 @triton.jit(do_not_specialize=["m", "n"])
-def _columns(
+def _attn_columns(
     q,
     k,
     v,
@@ -414,19 +364,21 @@ def _columns(
     k_tangent,
     v_tangent,
     stored,
-    grad_k,  # from here on what is written
+    grad_k,  # From here on matrices are written.
     grad_v,
     sizes,
     k_sizes,  # of the batch dimensions of k and v
-    sharing,  # how many samples of q share those of k and v
+    sharing,  # how many samples of q share one of k and v
     m,
     n,
+    d,
+    e,
     scale,
-    d: tl.constexpr,
-    e: tl.constexpr,
     CAUSAL: tl.constexpr,
-    ROW_TAIL: tl.constexpr,
-    COLUMN_TAIL: tl.constexpr,
+    M_TAIL: tl.constexpr,
+    N_TAIL: tl.constexpr,
+    D_TAIL: tl.constexpr,
+    E_TAIL: tl.constexpr,
     TANH: tl.constexpr,
     PRECISION: tl.constexpr,
     BM: tl.constexpr,
@@ -435,50 +387,38 @@ def _columns(
     E: tl.constexpr,
 ):
     S: tl.constexpr = (
-        q[0].dtype.element_ty if q is not None else grad_output[0].dtype.element_ty
+        stored[0].dtype.element_ty if stored is not None else q[0].dtype.element_ty
     )
+    Q_T: tl.constexpr = q_tangent is not None
+    K_T: tl.constexpr = k_tangent is not None
+    V_T: tl.constexpr = v_tangent is not None
     blocks = tl.cdiv(n, BN)
     column = tl.program_id(0) % blocks * BN
-    sample = tl.program_id(0) // blocks
     columns = column + tl.arange(0, BN)
+    k_at = (tl.program_id(0) // blocks, k_sizes)
 
-    OF_D: tl.constexpr = d != D
-    OF_E: tl.constexpr = e != E
-    HAS_P_T: tl.constexpr = q_tangent is not None or k_tangent is not None
-    if k is not None:
-        k_tile = _load(k, sample, k_sizes, column, 0, n, d, BN, D, COLUMN_TAIL, OF_D)
-    v_tile = (
-        _load(v, sample, k_sizes, column, 0, n, e, BN, E, COLUMN_TAIL, OF_E)
-        if v is not None
-        else None
-    )
-    k_t = (
-        _load(k_tangent, sample, k_sizes, column, 0, n, d, BN, D, COLUMN_TAIL, OF_D)
-        if k_tangent is not None
-        else None
-    )
-    if v_tangent is not None:
-        v_t = _load(
-            v_tangent, sample, k_sizes, column, 0, n, e, BN, E, COLUMN_TAIL, OF_E
-        )
+    k_tile = _load(k, k_at, column, 0, n, d, BN, D, N_TAIL, D_TAIL)
+    v_tile = _load(v, k_at, column, 0, n, e, BN, E, N_TAIL, E_TAIL)
+    k_t = _load(k_tangent, k_at, column, 0, n, d, BN, D, N_TAIL, D_TAIL)
+    v_t = _load(v_tangent, k_at, column, 0, n, e, BN, E, N_TAIL, E_TAIL)
     if grad_k is not None:
         grad_k_acc = tl.zeros((BN, D), tl.float32)
     if grad_v is not None:
         grad_v_acc = tl.zeros((BN, E), tl.float32)
 
-    # The rows from `whole` to `tail` need no mask. Those before are at the diagonal, and none
-    # is before `begin`.
+    # The rows from `whole` to `tail` need no mask. Those before are at the diagonal; none before
+    # `begin` sees a column.
     begin = 0
     whole = 0
     tail = m // BM * BM
     if CAUSAL:
         begin = column // BM * BM
         whole = tl.minimum(tl.cdiv(column + BN - 1, BM) * BM, tail)
-    # The samples of q that share a sample of k lie in the last of the sizes.
+    # Samples of q that share one of k follow each other.
     for member in range(sharing):
-        of_q = sample * sharing + member
+        at = (k_at[0] * sharing + member, sizes)
         for masked in tl.static_range(2):
-            if not masked or CAUSAL or ROW_TAIL:
+            if not masked or CAUSAL or M_TAIL:
                 for place in range(
                     begin if masked else whole,
                     m - (tail - whole) if masked else tail,
@@ -487,53 +427,14 @@ def _columns(
                     row = place
                     if masked:
                         row = tl.where(place < whole, place, place + (tail - whole))
-                    if q is not None:
-                        q_tile = _load(
-                            q,
-                            of_q,
-                            sizes,
-                            row,
-                            0,
-                            m,
-                            d,
-                            BM,
-                            D,
-                            masked and ROW_TAIL,
-                            OF_D,
-                        )
-                    G = (
-                        _load(
-                            grad_output,
-                            of_q,
-                            sizes,
-                            row,
-                            0,
-                            m,
-                            e,
-                            BM,
-                            E,
-                            masked and ROW_TAIL,
-                            OF_E,
-                        )
-                        if grad_output is not None
-                        else None
+                    q_tile = _load(
+                        q, at, row, 0, m, d, BM, D, masked and M_TAIL, D_TAIL
                     )
-                    q_t = (
-                        _load(
-                            q_tangent,
-                            of_q,
-                            sizes,
-                            row,
-                            0,
-                            m,
-                            d,
-                            BM,
-                            D,
-                            masked and ROW_TAIL,
-                            OF_D,
-                        )
-                        if q_tangent is not None
-                        else None
+                    G = _load(
+                        grad_output, at, row, 0, m, e, BM, E, masked and M_TAIL, E_TAIL
+                    )
+                    q_t = _load(
+                        q_tangent, at, row, 0, m, d, BM, D, masked and M_TAIL, D_TAIL
                     )
                     visible = (row + tl.arange(0, BM))[None, :] >= columns[:, None]
 
@@ -541,67 +442,62 @@ def _columns(
                     if stored is not None:
                         P = _load(
                             stored,
-                            of_q,
-                            sizes,
+                            at,
                             row,
                             column,
                             m,
                             n,
                             BM,
                             BN,
-                            masked and ROW_TAIL,
-                            COLUMN_TAIL,
+                            masked and M_TAIL,
+                            N_TAIL,
                         )
                         P = tl.trans(P).to(tl.float32)
                     else:
                         P = _tanh(_dot_t(k_tile, q_tile, None, PRECISION) * scale, TANH)
                     if masked and CAUSAL:
                         P = tl.where(visible, P, 0.0)
-                    if HAS_P_T:
-                        P_t = _scores_tangent(k_tile, q_tile, k_t, q_t, PRECISION)
-                        P_t *= scale * (1 - P * P)
+                    P_t = 0.0
+                    if Q_T or K_T:
+                        P_t = _attn_tangent(
+                            P, k_tile, q_tile, k_t, q_t, scale, K_T, Q_T, PRECISION
+                        )
                         if masked and CAUSAL:
                             P_t = tl.where(visible, P_t, 0.0)
 
                     if grad_v is not None:
-                        weights = P_t if HAS_P_T else P
+                        weights = P_t if Q_T or K_T else P
                         grad_v_acc = tl.dot(
                             weights.to(S), G, grad_v_acc, input_precision=PRECISION
                         )
                     if grad_k is not None:
-                        G_a = (
-                            tl.trans(
-                                _load(
-                                    grad_attn,
-                                    of_q,
-                                    sizes,
-                                    row,
-                                    column,
-                                    m,
-                                    n,
-                                    BM,
-                                    BN,
-                                    masked and ROW_TAIL,
-                                    COLUMN_TAIL,
-                                )
-                            ).to(tl.float32)
-                            if grad_attn is not None
-                            else None
+                        T = _load(
+                            grad_attn,
+                            at,
+                            row,
+                            column,
+                            m,
+                            n,
+                            BM,
+                            BN,
+                            masked and M_TAIL,
+                            N_TAIL,
                         )
-                        T = _grad_attn(v_tile, G, G_a, PRECISION)
-                        T_t = (
-                            _dot_t(v_t, G, None, PRECISION)
-                            if v_tangent is not None
-                            else None
-                        )
-                        D_t = _grad_scores(P, P_t if HAS_P_T else None, T, T_t)
+                        if grad_attn is not None:
+                            T = tl.trans(T).to(tl.float32)
+                            if grad_output is not None:
+                                T = _dot_t(v_tile, G, T, PRECISION)
+                        else:
+                            T = _dot_t(v_tile, G, None, PRECISION)
+                        T_t = _dot_t(v_t, G, None, PRECISION) if V_T else 0.0
+                        D_t = _grad_scores(P, P_t, T, T_t, Q_T or K_T, V_T)
                         if masked and CAUSAL:
                             D_t = tl.where(visible, D_t, 0.0)
                         grad_k_acc = tl.dot(
                             D_t.to(S), q_tile, grad_k_acc, input_precision=PRECISION
                         )
-                        if q_tangent is not None:
-                            D_0 = _grad_scores(P, None, T, None)
+                        if Q_T:
+                            D_0 = _grad_scores(P, P_t, T, T_t, False, False)
                             if masked and CAUSAL:
                                 D_0 = tl.where(visible, D_0, 0.0)
                             grad_k_acc = tl.dot(
@@ -609,6 +505,6 @@ def _columns(
                             )
 
     if grad_k is not None:
-        _store(grad_k, sample, k_sizes, column, n, d, grad_k_acc * scale, BN, D)
+        _store(grad_k, k_at, column, n, d, grad_k_acc * scale, BN, D, D_TAIL)
     if grad_v is not None:
-        _store(grad_v, sample, k_sizes, column, n, e, grad_v_acc, BN, E)
+        _store(grad_v, k_at, column, n, e, grad_v_acc, BN, E, E_TAIL)
