@@ -91,10 +91,10 @@ if torch.cuda.is_available() and torch.version.cuda:
 # The emulator
 # ------------
 # ``course/linear_extension/tests/cuda_emulator.h`` makes of CUDA's words C++ of a CPU:
-# a block's threads are coroutines, each runs until it comes to a ``__syncthreads()``, and then
-# another's turn is. It has no speed to speak of. But it finds a barrier that is
-# missing, an index that is wrong and a deadlock. The package's tests compile the file
-# for it, run it on shapes that fill no tile, and then run it again with faults
+# a block's threads are coroutines, each runs until it comes to a ``__syncthreads()``,
+# and then another's turn is. It has no speed to speak of. But it finds a barrier that
+# is missing, an index that is wrong and a deadlock. The package's tests compile the
+# file for it, run it on shapes that fill no tile, and then run it again with faults
 # planted:
 
 tests = ROOT / "course/linear_extension/tests/test_cuda.py"
