@@ -146,7 +146,10 @@ class Problem:
             strides = tuple(0 if x.size(i) == 1 else x.stride(i) for i in dims)
             given[key] = (x, x.stride(-2), x.stride(-1), strides or (0,))
         samples, blocks = math.prod(self.sizes), -(-self.m // plan.rows)
+        # No query sees a key after the last query, and the first kernel does not read it.
+        n = min(self.m, self.n) if self.is_causal else self.n
         if of_columns:
+            n = self.n
             given |= {"k_sizes": self.k_sizes or (1,), "sharing": self.sharing}
             samples, blocks = math.prod(self.k_sizes), -(-self.n // plan.columns)
         with on(self.device):
@@ -154,13 +157,13 @@ class Problem:
                 **given,
                 sizes=self.sizes or (1,),
                 m=self.m,
-                n=self.n,
+                n=n,
                 d=self.d,
                 e=self.e,
                 scale=self.scale,
                 CAUSAL=self.is_causal,
                 M_TAIL=self.m % plan.rows != 0,
-                N_TAIL=self.n % plan.columns != 0,
+                N_TAIL=n % plan.columns != 0,
                 D_TAIL=self.d != padded(self.d),
                 E_TAIL=self.e != padded(self.e),
                 TANH=self.tanh(),

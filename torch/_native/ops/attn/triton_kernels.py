@@ -270,7 +270,11 @@ def _attn_rows(
                 v_t = _load(
                     v_tangent, at, column, 0, n, e, BN, E, masked and N_TAIL, E_TAIL
                 )
-                visible = rows[:, None] >= (column + tl.arange(0, BN))[None, :]
+                # Elements beyond the last column are zeros, but 0 times infinity is NaN.
+                columns = (column + tl.arange(0, BN))[None, :]
+                visible = columns < n
+                if CAUSAL:
+                    visible = visible & (rows[:, None] >= columns)
 
                 if stored is not None:
                     P = _load(
@@ -278,7 +282,7 @@ def _attn_rows(
                     ).to(tl.float32)
                 else:
                     P = _tanh(_dot_t(q_tile, k_tile, None, PRECISION) * scale, TANH)
-                if masked and CAUSAL:
+                if masked:
                     P = tl.where(visible, P, 0.0)
                 if attn is not None:
                     tile = _tile(attn, at, row, column, BM, BN)
@@ -299,7 +303,7 @@ def _attn_rows(
                     P_t = _attn_tangent(
                         P, q_tile, k_tile, q_t, k_t, scale, Q_T, K_T, PRECISION
                     )
-                    if masked and CAUSAL:
+                    if masked:
                         P_t = tl.where(visible, P_t, 0.0)
                 if output_tangent is not None:
                     if Q_T or K_T:
@@ -332,14 +336,14 @@ def _attn_rows(
                         T = _dot_t(G, v_tile, None, PRECISION)
                     T_t = _dot_t(G, v_t, None, PRECISION) if V_T else 0.0
                     D_t = _grad_scores(P, P_t, T, T_t, Q_T or K_T, V_T)
-                    if masked and CAUSAL:
+                    if masked:
                         D_t = tl.where(visible, D_t, 0.0)
                     grad_acc = tl.dot(
                         D_t.to(S), k_tile, grad_acc, input_precision=PRECISION
                     )
                     if K_T:
                         D_0 = _grad_scores(P, P_t, T, T_t, False, False)
-                        if masked and CAUSAL:
+                        if masked:
                             D_0 = tl.where(visible, D_0, 0.0)
                         grad_acc = tl.dot(
                             D_0.to(S), k_t, grad_acc, input_precision=PRECISION
@@ -436,7 +440,10 @@ def _attn_columns(
                     q_t = _load(
                         q_tangent, at, row, 0, m, d, BM, D, masked and M_TAIL, D_TAIL
                     )
-                    visible = (row + tl.arange(0, BM))[None, :] >= columns[:, None]
+                    rows = (row + tl.arange(0, BM))[None, :]
+                    visible = rows < m
+                    if CAUSAL:
+                        visible = visible & (rows >= columns[:, None])
 
                     # All tiles are transposed: their rows are columns of attn.
                     if stored is not None:
@@ -455,14 +462,14 @@ def _attn_columns(
                         P = tl.trans(P).to(tl.float32)
                     else:
                         P = _tanh(_dot_t(k_tile, q_tile, None, PRECISION) * scale, TANH)
-                    if masked and CAUSAL:
+                    if masked:
                         P = tl.where(visible, P, 0.0)
                     P_t = 0.0
                     if Q_T or K_T:
                         P_t = _attn_tangent(
                             P, k_tile, q_tile, k_t, q_t, scale, K_T, Q_T, PRECISION
                         )
-                        if masked and CAUSAL:
+                        if masked:
                             P_t = tl.where(visible, P_t, 0.0)
 
                     if grad_v is not None:
@@ -491,14 +498,14 @@ def _attn_columns(
                             T = _dot_t(v_tile, G, None, PRECISION)
                         T_t = _dot_t(v_t, G, None, PRECISION) if V_T else 0.0
                         D_t = _grad_scores(P, P_t, T, T_t, Q_T or K_T, V_T)
-                        if masked and CAUSAL:
+                        if masked:
                             D_t = tl.where(visible, D_t, 0.0)
                         grad_k_acc = tl.dot(
                             D_t.to(S), q_tile, grad_k_acc, input_precision=PRECISION
                         )
                         if Q_T:
                             D_0 = _grad_scores(P, P_t, T, T_t, False, False)
-                            if masked and CAUSAL:
+                            if masked:
                                 D_0 = tl.where(visible, D_0, 0.0)
                             grad_k_acc = tl.dot(
                                 D_0.to(S), q_t, grad_k_acc, input_precision=PRECISION
