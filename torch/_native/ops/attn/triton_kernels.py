@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 
 
-# The largest relative error of each form, for all floats: see test_attn_triton.py.
+# The largest relative error of each form, for all floats: see test_attn_triton_tanh.py.
 #
 #   "approx"   2^-11    one instruction of NVIDIA's; the bound is PTX's
 #   "reduced"  2^-14.6  for results that are rounded to half or bfloat16
@@ -198,7 +198,9 @@ def _grad_scores(P, P_t, T, T_t, HAS_P_T: tl.constexpr, HAS_T_T: tl.constexpr):
     return result
 
 
-@triton.jit(do_not_specialize=["m", "n"])
+# A kernel is compiled once more for an n that 16 divides: rows of attn can then be read by wide
+# loads although they are masked.
+@triton.jit(do_not_specialize=["m"])
 def _attn_rows(
     q,
     k,
@@ -282,7 +284,7 @@ def _attn_rows(
                     ).to(tl.float32)
                 else:
                     P = _tanh(_dot_t(q_tile, k_tile, None, PRECISION) * scale, TANH)
-                if masked:
+                if masked and stored is None:
                     P = tl.where(visible, P, 0.0)
                 if attn is not None:
                     tile = _tile(attn, at, row, column, BM, BN)
@@ -357,7 +359,7 @@ def _attn_rows(
         _store(grad_q, at, row, m, d, grad_acc * scale, BM, D, D_TAIL)
 
 
-@triton.jit(do_not_specialize=["m", "n"])
+@triton.jit(do_not_specialize=["m"])
 def _attn_columns(
     q,
     k,
@@ -423,10 +425,12 @@ def _attn_columns(
         at = (k_at[0] * sharing + member, sizes)
         for masked in tl.static_range(2):
             if not masked or CAUSAL or M_TAIL:
-                for place in range(
+                # The few masked tiles are not pipelined: what that takes would spill registers.
+                for place in tl.range(
                     begin if masked else whole,
                     m - (tail - whole) if masked else tail,
                     BM,
+                    num_stages=1 if masked else None,
                 ):
                     row = place
                     if masked:
@@ -462,7 +466,7 @@ def _attn_columns(
                         P = tl.trans(P).to(tl.float32)
                     else:
                         P = _tanh(_dot_t(k_tile, q_tile, None, PRECISION) * scale, TANH)
-                    if masked:
+                    if masked and stored is None:
                         P = tl.where(visible, P, 0.0)
                     P_t = 0.0
                     if Q_T or K_T:
