@@ -144,7 +144,10 @@ class Problem:
             strides = tuple(0 if x.size(i) == 1 else x.stride(i) for i in dims)
             given[key] = (x, x.stride(-2), x.stride(-1), strides or (0,))
         samples, blocks = math.prod(self.sizes), -(-self.m // plan.rows)
+        # No query sees a key after the last query: _rows doesn't read these keys.
+        n = min(self.m, self.n) if self.is_causal else self.n
         if of_columns:
+            n = self.n
             given |= {"k_sizes": self.k_sizes or (1,), "sharing": self.sharing}
             samples, blocks = math.prod(self.k_sizes), -(-self.n // plan.columns)
         with on(self.device):
@@ -152,13 +155,13 @@ class Problem:
                 **given,
                 sizes=self.sizes or (1,),
                 m=self.m,
-                n=self.n,
+                n=n,
                 scale=self.scale,
                 d=self.d,
                 e=self.e,
                 CAUSAL=self.is_causal,
                 ROW_TAIL=self.m % plan.rows != 0,
-                COLUMN_TAIL=self.n % plan.columns != 0,
+                COLUMN_TAIL=n % plan.columns != 0,
                 TANH=self.tanh(),
                 PRECISION=self.precision(),
                 BM=plan.rows,

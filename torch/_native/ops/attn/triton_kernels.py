@@ -268,7 +268,11 @@ def _rows(
                     if v_tangent is not None
                     else None
                 )
-                visible = rows[:, None] >= (column + tl.arange(0, BN))[None, :]
+                # Elements beyond the last column are zeros, but 0 times infinity is NaN.
+                columns = (column + tl.arange(0, BN))[None, :]
+                visible = rows[:, None] >= columns if CAUSAL else columns < n
+                if CAUSAL and COLUMN_TAIL:
+                    visible = visible & (columns < n)
 
                 if stored is not None:
                     P = _load(
@@ -276,7 +280,7 @@ def _rows(
                     ).to(tl.float32)
                 else:
                     P = _tanh(_dot_t(q_tile, k_tile, None, PRECISION) * scale, TANH)
-                if masked and CAUSAL:
+                if masked:
                     P = tl.where(visible, P, 0.0)
                 if attn is not None:
                     tile = _tile(attn, sample, sizes, row, column, BM, BN)
@@ -291,7 +295,7 @@ def _rows(
                 if HAS_P_T:
                     P_t = _scores_tangent(q_tile, k_tile, q_t, k_t, PRECISION)
                     P_t *= scale * (1 - P * P)
-                    if masked and CAUSAL:
+                    if masked:
                         P_t = tl.where(visible, P_t, 0.0)
                 if output_tangent is not None:
                     if HAS_P_T:
@@ -314,12 +318,12 @@ def _rows(
                     T = _grad_attn(G, v_tile, G_a, PRECISION)
                     T_t = _dot_t(G, v_t, None, PRECISION) if v_tangent is not None else None
                     D_t = _grad_scores(P, P_t if HAS_P_T else None, T, T_t)
-                    if masked and CAUSAL:
+                    if masked:
                         D_t = tl.where(visible, D_t, 0.0)
                     grad_acc = tl.dot(D_t.to(S), k_tile, grad_acc, input_precision=PRECISION)
                     if k_tangent is not None:
                         D_0 = _grad_scores(P, None, T, None)
-                        if masked and CAUSAL:
+                        if masked:
                             D_0 = tl.where(visible, D_0, 0.0)
                         grad_acc = tl.dot(D_0.to(S), k_t, grad_acc, input_precision=PRECISION)
 
@@ -425,7 +429,10 @@ def _columns(
                         if q_tangent is not None
                         else None
                     )
-                    visible = (row + tl.arange(0, BM))[None, :] >= columns[:, None]
+                    rows = (row + tl.arange(0, BM))[None, :]
+                    visible = rows >= columns[:, None] if CAUSAL else rows < m
+                    if CAUSAL and ROW_TAIL:
+                        visible = visible & (rows < m)
 
                     # All tiles are transposed: their rows are columns of attn.
                     if stored is not None:
@@ -435,12 +442,12 @@ def _columns(
                         P = tl.trans(P).to(tl.float32)
                     else:
                         P = _tanh(_dot_t(k_tile, q_tile, None, PRECISION) * scale, TANH)
-                    if masked and CAUSAL:
+                    if masked:
                         P = tl.where(visible, P, 0.0)
                     if HAS_P_T:
                         P_t = _scores_tangent(k_tile, q_tile, k_t, q_t, PRECISION)
                         P_t *= scale * (1 - P * P)
-                        if masked and CAUSAL:
+                        if masked:
                             P_t = tl.where(visible, P_t, 0.0)
 
                     if grad_v is not None:
@@ -461,14 +468,14 @@ def _columns(
                         T = _grad_attn(v_tile, G, G_a, PRECISION)
                         T_t = _dot_t(v_t, G, None, PRECISION) if v_tangent is not None else None
                         D_t = _grad_scores(P, P_t if HAS_P_T else None, T, T_t)
-                        if masked and CAUSAL:
+                        if masked:
                             D_t = tl.where(visible, D_t, 0.0)
                         grad_k_acc = tl.dot(
                             D_t.to(S), q_tile, grad_k_acc, input_precision=PRECISION
                         )
                         if q_tangent is not None:
                             D_0 = _grad_scores(P, None, T, None)
-                            if masked and CAUSAL:
+                            if masked:
                                 D_0 = tl.where(visible, D_0, 0.0)
                             grad_k_acc = tl.dot(
                                 D_0.to(S), q_t, grad_k_acc, input_precision=PRECISION
