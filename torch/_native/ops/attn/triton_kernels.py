@@ -280,7 +280,7 @@ def _rows(
                     ).to(tl.float32)
                 else:
                     P = _tanh(_dot_t(q_tile, k_tile, None, PRECISION) * scale, TANH)
-                if masked:
+                if masked and stored is None:
                     P = tl.where(visible, P, 0.0)
                 if attn is not None:
                     tile = _tile(attn, sample, sizes, row, column, BM, BN)
@@ -442,7 +442,7 @@ def _columns(
                         P = tl.trans(P).to(tl.float32)
                     else:
                         P = _tanh(_dot_t(k_tile, q_tile, None, PRECISION) * scale, TANH)
-                    if masked:
+                    if masked and stored is None:
                         P = tl.where(visible, P, 0.0)
                     if HAS_P_T:
                         P_t = _scores_tangent(k_tile, q_tile, k_t, q_t, PRECISION)
