@@ -7,35 +7,15 @@ Each test says which kernels must run, so that none passes because a call was co
 """
 
 import math
-import os
-import sys
 from functools import partial
-from itertools import chain, islice, product
+from itertools import chain, product
 from unittest import mock
 
-import numpy as np
 
+# Without Triton's interpreter, this ends the process.
+import test_attn_triton_tanh  # noqa: F401  # isort: skip
 
-os.environ["TRITON_INTERPRET"] = "1"  # Triton reads this when it is imported.
-
-import torch
-from torch.torch_version import TorchVersion
-
-
-try:
-    import triton
-    from torch.library import get_kernel
-except ImportError as error:
-    print(f"{error}, skipping tests", file=sys.stderr)
-    sys.exit(0)
-
-# Older interpreters need what NumPy 2.3 has no longer.
-LEAST = "3.9" if TorchVersion(np.__version__) >= "2.3" else "3.6"
-if TorchVersion(triton.__version__) < LEAST:
-    print(f"Triton is older than {LEAST}, skipping tests", file=sys.stderr)
-    sys.exit(0)
-
-# Without hypothesis, this ends the process.
+# Without hypothesis, this does.
 from test_attn_properties import ALL_LAYOUTS, ARGUMENTS, REACHED  # isort: skip
 import test_attn_output_properties as output_properties
 import triton.language as tl
@@ -66,12 +46,13 @@ from test_attn_output_second_order import (
     tangent,
     tangents_of,
 )
-from test_attn_tanh import bits, BOUNDS, chunks, error, REDUCED, STEP, tanh
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-from torch._native.ops.attn import triton_impl, triton_kernels
+import torch
+from torch._native.ops.attn import triton_impl
 from torch.autograd.forward_ad import dual_level, make_dual, unpack_dual
 from torch.func import vmap
+from torch.library import get_kernel, Library
 from torch.testing._internal.common_utils import (
     instantiate_parametrized_tests,
     parametrize,
@@ -123,7 +104,7 @@ class TritonTestCase(AttnTestCase):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        library = torch.library.Library("aten", "IMPL", "CPU")
+        library = Library("aten", "IMPL", "CPU")
         cls.addClassCleanup(library._destroy)
         for op, override in triton_impl.OVERRIDES.items():
             register(library, op, *override)
@@ -203,10 +184,7 @@ WIDE = [sized(5, 7, d, e) for d, e in WIDTHS]
 VARIED = (
     *(problem for problem in PROBLEMS if tiles(problem.case) <= 4),
     *(Problem(case, case.batch, True, -0.5) for case in WIDE),
-    *(
-        Problem(sized(7, 9, 5, 6), scale=scale)
-        for scale in (0.0, 1e-6, -1e4)
-    ),
+    *(Problem(sized(7, 9, 5, 6), scale=scale) for scale in (0.0, 1e-6, -1e4)),
     # m < n, m = n and m > n, in groups of several samples.
     *(
         Problem(sized(m, n, 5, 17, 2, 2), shared, True, 0.5)
@@ -306,7 +284,11 @@ class TestAttnTriton(TritonTestCase):
             found = double_backward(problem, inputs, tangents, grad_output, mask)
             self.assert_launched(
                 *(["tangent_grad_q"] if mask[1] else ["tangent"] if mask[0] else []),
-                *(["tangent_grad_kv"] if mask[2] or mask[3] and expected[3] is not None else []),
+                *(
+                    ["tangent_grad_kv"]
+                    if mask[2] or mask[3] and expected[3] is not None
+                    else []
+                ),
             )
             wanted = [x if is_wanted else None for x, is_wanted in zip(expected, mask)]
             self.assertEqual(found, wanted)
@@ -322,7 +304,8 @@ class TestAttnTriton(TritonTestCase):
                 grad_output, *inputs, problem.is_causal, problem.scale, mask
             )
             self.assert_launched(
-                *(["grad_q"] if mask[0] else []), *(["grad_kv"] if any(mask[1:]) else [])
+                *(["grad_q"] if mask[0] else []),
+                *(["grad_kv"] if any(mask[1:]) else []),
             )
             self.assertEqual(found, [x if y else None for x, y in zip(expected, mask)])
 
@@ -441,7 +424,9 @@ class TestAttnTriton(TritonTestCase):
             first = i // BN * BN // BM * BM
             rows, columns = plan_of("grad_kv", dtype)[:2]
             end = -(-(i // rows + 1) * rows // columns) * columns
-            for result, index in output_properties.reached(name, i, j, is_causal).items():
+            for result, index in output_properties.reached(
+                name, i, j, is_causal
+            ).items():
                 x, y = found[result]
                 self.assertTrue(x[index].isnan().all(), msg=result)
                 if index[0] == slice(i, None):
@@ -548,7 +533,9 @@ class TestAttnTriton(TritonTestCase):
             return result if op is torch.attn_output else result[0]
 
         torch._dynamo.reset()
-        compiled = torch.compile(partial(output, op), backend="aot_eager", fullgraph=True)
+        compiled = torch.compile(
+            partial(output, op), backend="aot_eager", fullgraph=True
+        )
         results = []
         for run in (compiled, partial(output, op)):
             found = run(*leaves)
@@ -644,44 +631,7 @@ class TestAttnTriton(TritonTestCase):
         self.assert_launched("attn", *ATTN)
 
 
-@triton.jit
-def _map_tanh(x, y, FORM: tl.constexpr, SIZE: tl.constexpr):
-    places = tl.arange(0, SIZE)
-    tl.store(y + places, triton_kernels._tanh(tl.load(x + places), FORM))
-
-
-class TestTritonTanh(AttnTestCase):
-    def tanh(self, x, form):
-        y = torch.empty_like(x)
-        _map_tanh[(1,)](x, y, form, x.numel())
-        return y
-
-    @parametrize("form", ("reduced", "float"))
-    def test_every_float(self, form):
-        for x in islice(chunks(2**18), None, None, STEP):
-            reference, _ = tanh(x)
-            y = self.tanh(x, form)
-            with self.subTest(first=x[0].item()):
-                self.assertGreaterEqual(bits(y).min().item(), 0)
-                self.assertTrue(bits(self.tanh(-x, form)).equal(bits(-y)))
-                self.assertLessEqual(y.max().item(), 1)
-                if form == "float":
-                    self.assertLessEqual(error(y, reference), BOUNDS[torch.float])
-                else:
-                    apart = (y.double() - reference).abs_()
-                    self.assertTrue((apart <= REDUCED * reference).all())
-
-    @parametrize("form", ("reduced", "float"))
-    def test_infinite_and_nan(self, form):
-        x = torch.tensor((math.inf, -math.inf, math.nan, -math.nan))
-        y = self.tanh(x, form)
-        if form == "reduced":
-            y = y.half().float()
-        self.assertEqual(y, x.clamp(-1, 1), rtol=0, atol=0)
-
-
 instantiate_parametrized_tests(TestAttnTriton)
-instantiate_parametrized_tests(TestTritonTanh)
 
 if __name__ == "__main__":
     run_tests()

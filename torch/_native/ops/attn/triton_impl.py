@@ -191,13 +191,17 @@ def takes(
     They don't take what is a mistake: the composed operator says so. `like_q` and `like_k` have
     the sizes of q and k, but for the last one, which stands beside them.
     """
-    if q.dtype not in (torch.bfloat16, torch.half) and not (FLOAT and q.dtype == torch.float):
+    if q.dtype not in (torch.bfloat16, torch.half) and not (
+        FLOAT and q.dtype == torch.float
+    ):
         return False
     batch, dims = q.shape[:-2], q.dim()
     if dims < 2 or k.dim() != dims or v.dim() != dims or not math.isfinite(scale):
         return False
     groups = [(1, size) if grouped else (size,) for size in batch]
-    if k.shape[:-2] != v.shape[:-2] or not all(map(lambda x, y: x in y, k.shape[:-2], groups)):
+    if k.shape[:-2] != v.shape[:-2] or not all(
+        map(lambda x, y: x in y, k.shape[:-2], groups)
+    ):
         return False
     (m, d), (n, e) = q.shape[-2:], v.shape[-2:]
     if k.shape[-2:] != (n, d) or not 0 < d <= WIDEST or not 0 < e <= WIDEST:
@@ -262,12 +266,19 @@ def backward_impl(
     has_scores = grad_output is not None or grad_attn is not None
     grad_q = q.new_empty(q.shape) if output_mask[0] and has_scores else None
     grad_k = q.new_empty(k.shape) if output_mask[1] and has_scores else None
-    grad_v = q.new_empty(v.shape) if output_mask[2] and grad_output is not None else None
+    grad_v = (
+        q.new_empty(v.shape) if output_mask[2] and grad_output is not None else None
+    )
     given = {"grad_output": grad_output, "stored": attn}
     of_output = None if grad_output is None else v
     if grad_q is not None:
         problem.launch(
-            "stored_grad_q", k=k, v=of_output, grad_attn=grad_attn, grad_q=grad_q, **given
+            "stored_grad_q",
+            k=k,
+            v=of_output,
+            grad_attn=grad_attn,
+            grad_q=grad_q,
+            **given,
         )
     if grad_k is not None:
         given |= {"q": q, "v": of_output, "grad_attn": grad_attn}
@@ -314,7 +325,9 @@ def output_backward_impl(
     output_mask: Sequence[bool],
 ) -> tuple[Optional[Tensor], ...]:
     problem = Problem(q, k, v, is_causal, scale)
-    grads = [q.new_empty(x.shape) if y else None for x, y in zip((q, k, v), output_mask)]
+    grads = [
+        q.new_empty(x.shape) if y else None for x, y in zip((q, k, v), output_mask)
+    ]
     grad_q, grad_k, grad_v = grads
     if grad_q is not None:
         problem.launch("grad_q", q=q, k=k, v=v, grad_output=grad_output, grad_q=grad_q)
@@ -433,7 +446,11 @@ def double_backward_impl(
         problem.launch("tangent", output_tangent=tangent, **given)
     if grad_k is not None or grad_v is not None:
         problem.launch(
-            "tangent_grad_kv", grad_k=grad_k, grad_v=grad_v, grad_output=grad_output, **given
+            "tangent_grad_kv",
+            grad_k=grad_k,
+            grad_v=grad_v,
+            grad_output=grad_output,
+            **given,
         )
     return tangent, grad_q, grad_k, grad_v
 

@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 
 
-# The largest relative error of each form, for all floats: see test_attn_triton.py.
+# The largest relative error of each form, for all floats: see test_attn_triton_tanh.py.
 #
 #   "approx"   2^-11    one instruction of NVIDIA's; the bound is PTX's
 #   "reduced"  2^-14.6  for results that are rounded to half or bfloat16
@@ -247,23 +247,65 @@ def _rows(
         if not masked or CAUSAL or COLUMN_TAIL:
             for column in range(whole if masked else 0, end if masked else whole, BN):
                 k_tile = _load(
-                    k, sample, sizes, column, 0, n, d, BN, D, masked and COLUMN_TAIL, OF_D
+                    k,
+                    sample,
+                    sizes,
+                    column,
+                    0,
+                    n,
+                    d,
+                    BN,
+                    D,
+                    masked and COLUMN_TAIL,
+                    OF_D,
                 )
                 v_tile = (
-                    _load(v, sample, sizes, column, 0, n, e, BN, E, masked and COLUMN_TAIL, OF_E)
+                    _load(
+                        v,
+                        sample,
+                        sizes,
+                        column,
+                        0,
+                        n,
+                        e,
+                        BN,
+                        E,
+                        masked and COLUMN_TAIL,
+                        OF_E,
+                    )
                     if v is not None
                     else None
                 )
                 k_t = (
                     _load(
-                        k_tangent, sample, sizes, column, 0, n, d, BN, D, masked and COLUMN_TAIL, OF_D
+                        k_tangent,
+                        sample,
+                        sizes,
+                        column,
+                        0,
+                        n,
+                        d,
+                        BN,
+                        D,
+                        masked and COLUMN_TAIL,
+                        OF_D,
                     )
                     if k_tangent is not None
                     else None
                 )
                 v_t = (
                     _load(
-                        v_tangent, sample, sizes, column, 0, n, e, BN, E, masked and COLUMN_TAIL, OF_E
+                        v_tangent,
+                        sample,
+                        sizes,
+                        column,
+                        0,
+                        n,
+                        e,
+                        BN,
+                        E,
+                        masked and COLUMN_TAIL,
+                        OF_E,
                     )
                     if v_tangent is not None
                     else None
@@ -276,7 +318,17 @@ def _rows(
 
                 if stored is not None:
                     P = _load(
-                        stored, sample, sizes, row, column, m, n, BM, BN, ROW_TAIL, masked and COLUMN_TAIL
+                        stored,
+                        sample,
+                        sizes,
+                        row,
+                        column,
+                        m,
+                        n,
+                        BM,
+                        BN,
+                        ROW_TAIL,
+                        masked and COLUMN_TAIL,
                     ).to(tl.float32)
                 else:
                     P = _tanh(_dot_t(q_tile, k_tile, None, PRECISION) * scale, TANH)
@@ -290,7 +342,9 @@ def _rows(
                     else:
                         tl.store(tile, P.to(S), cache_modifier=".cs")
                 if output is not None:
-                    output_acc = tl.dot(P.to(S), v_tile, output_acc, input_precision=PRECISION)
+                    output_acc = tl.dot(
+                        P.to(S), v_tile, output_acc, input_precision=PRECISION
+                    )
 
                 if HAS_P_T:
                     P_t = _scores_tangent(q_tile, k_tile, q_t, k_t, PRECISION)
@@ -310,22 +364,40 @@ def _rows(
                 if grad_q is not None:
                     G_a = (
                         _load(
-                            grad_attn, sample, sizes, row, column, m, n, BM, BN, ROW_TAIL, masked and COLUMN_TAIL
+                            grad_attn,
+                            sample,
+                            sizes,
+                            row,
+                            column,
+                            m,
+                            n,
+                            BM,
+                            BN,
+                            ROW_TAIL,
+                            masked and COLUMN_TAIL,
                         ).to(tl.float32)
                         if grad_attn is not None
                         else None
                     )
                     T = _grad_attn(G, v_tile, G_a, PRECISION)
-                    T_t = _dot_t(G, v_t, None, PRECISION) if v_tangent is not None else None
+                    T_t = (
+                        _dot_t(G, v_t, None, PRECISION)
+                        if v_tangent is not None
+                        else None
+                    )
                     D_t = _grad_scores(P, P_t if HAS_P_T else None, T, T_t)
                     if masked:
                         D_t = tl.where(visible, D_t, 0.0)
-                    grad_acc = tl.dot(D_t.to(S), k_tile, grad_acc, input_precision=PRECISION)
+                    grad_acc = tl.dot(
+                        D_t.to(S), k_tile, grad_acc, input_precision=PRECISION
+                    )
                     if k_tangent is not None:
                         D_0 = _grad_scores(P, None, T, None)
                         if masked:
                             D_0 = tl.where(visible, D_0, 0.0)
-                        grad_acc = tl.dot(D_0.to(S), k_t, grad_acc, input_precision=PRECISION)
+                        grad_acc = tl.dot(
+                            D_0.to(S), k_t, grad_acc, input_precision=PRECISION
+                        )
 
     if output is not None:
         _store(output, sample, sizes, row, m, e, output_acc, BM, E)
@@ -366,7 +438,9 @@ def _columns(
     D: tl.constexpr,
     E: tl.constexpr,
 ):
-    S: tl.constexpr = q[0].dtype.element_ty if q is not None else grad_output[0].dtype.element_ty
+    S: tl.constexpr = (
+        q[0].dtype.element_ty if q is not None else grad_output[0].dtype.element_ty
+    )
     blocks = tl.cdiv(n, BN)
     column = tl.program_id(0) % blocks * BN
     sample = tl.program_id(0) // blocks
@@ -388,7 +462,9 @@ def _columns(
         else None
     )
     if v_tangent is not None:
-        v_t = _load(v_tangent, sample, k_sizes, column, 0, n, e, BN, E, COLUMN_TAIL, OF_E)
+        v_t = _load(
+            v_tangent, sample, k_sizes, column, 0, n, e, BN, E, COLUMN_TAIL, OF_E
+        )
     if grad_k is not None:
         grad_k_acc = tl.zeros((BN, D), tl.float32)
     if grad_v is not None:
@@ -408,24 +484,58 @@ def _columns(
         for masked in tl.static_range(2):
             if not masked or CAUSAL or ROW_TAIL:
                 for place in range(
-                    begin if masked else whole, m - (tail - whole) if masked else tail, BM
+                    begin if masked else whole,
+                    m - (tail - whole) if masked else tail,
+                    BM,
                 ):
                     row = place
                     if masked:
                         row = tl.where(place < whole, place, place + (tail - whole))
                     if q is not None:
                         q_tile = _load(
-                            q, of_q, sizes, row, 0, m, d, BM, D, masked and ROW_TAIL, OF_D
+                            q,
+                            of_q,
+                            sizes,
+                            row,
+                            0,
+                            m,
+                            d,
+                            BM,
+                            D,
+                            masked and ROW_TAIL,
+                            OF_D,
                         )
                     G = (
                         _load(
-                            grad_output, of_q, sizes, row, 0, m, e, BM, E, masked and ROW_TAIL, OF_E
+                            grad_output,
+                            of_q,
+                            sizes,
+                            row,
+                            0,
+                            m,
+                            e,
+                            BM,
+                            E,
+                            masked and ROW_TAIL,
+                            OF_E,
                         )
                         if grad_output is not None
                         else None
                     )
                     q_t = (
-                        _load(q_tangent, of_q, sizes, row, 0, m, d, BM, D, masked and ROW_TAIL, OF_D)
+                        _load(
+                            q_tangent,
+                            of_q,
+                            sizes,
+                            row,
+                            0,
+                            m,
+                            d,
+                            BM,
+                            D,
+                            masked and ROW_TAIL,
+                            OF_D,
+                        )
                         if q_tangent is not None
                         else None
                     )
@@ -437,7 +547,17 @@ def _columns(
                     # All tiles are transposed: their rows are columns of attn.
                     if stored is not None:
                         P = _load(
-                            stored, of_q, sizes, row, column, m, n, BM, BN, masked and ROW_TAIL, COLUMN_TAIL
+                            stored,
+                            of_q,
+                            sizes,
+                            row,
+                            column,
+                            m,
+                            n,
+                            BM,
+                            BN,
+                            masked and ROW_TAIL,
+                            COLUMN_TAIL,
                         )
                         P = tl.trans(P).to(tl.float32)
                     else:
@@ -459,14 +579,28 @@ def _columns(
                         G_a = (
                             tl.trans(
                                 _load(
-                                    grad_attn, of_q, sizes, row, column, m, n, BM, BN, masked and ROW_TAIL, COLUMN_TAIL
+                                    grad_attn,
+                                    of_q,
+                                    sizes,
+                                    row,
+                                    column,
+                                    m,
+                                    n,
+                                    BM,
+                                    BN,
+                                    masked and ROW_TAIL,
+                                    COLUMN_TAIL,
                                 )
                             ).to(tl.float32)
                             if grad_attn is not None
                             else None
                         )
                         T = _grad_attn(v_tile, G, G_a, PRECISION)
-                        T_t = _dot_t(v_t, G, None, PRECISION) if v_tangent is not None else None
+                        T_t = (
+                            _dot_t(v_t, G, None, PRECISION)
+                            if v_tangent is not None
+                            else None
+                        )
                         D_t = _grad_scores(P, P_t if HAS_P_T else None, T, T_t)
                         if masked:
                             D_t = tl.where(visible, D_t, 0.0)
