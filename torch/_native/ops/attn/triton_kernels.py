@@ -35,7 +35,7 @@ import triton.language as tl
 @triton.jit
 def _tanh(x, FORM: tl.constexpr):
     """tanh(x) of floats. NaN stays NaN."""
-    ALL: tl.constexpr = tl.PropagateNan.ALL
+    sign = x.to(tl.int32, bitcast=True) & -(2**31)
     if FORM == "approx":
         result = tl.inline_asm_elementwise(
             "tanh.approx.f32 $0, $1;",
@@ -46,16 +46,17 @@ def _tanh(x, FORM: tl.constexpr):
             pack=1,
         )
     elif FORM == "reduced":
-        # x p(x²) / q(x²)
-        a = tl.minimum(tl.maximum(x, -5.5, propagate_nan=ALL), 5.5, propagate_nan=ALL)
-        u = a * a
+        # x p(x²) / q(x²), or 1 where that is as near: its slope is then 0, however large
+        # the scale that it is multiplied with.
+        u = x * x
         p = tl.fma(tl.fma(u, 26.0717049, 1908.06311), u, 16466.6973)
         q = tl.fma(tl.fma(u + 296.548828, u, 7396.62695), u, 16466.6973)
-        result = a * p / q
+        one = (sign | 0x3F800000).to(tl.float32, bitcast=True)
+        result = tl.where(tl.abs(x) >= 5.5, one, x * p / q)
     else:
         # tanh(n L + r) = (t B + A) / (t A + B), where L = log(2) / 2, t = tanh(r) =
         # r + r³ p(r²), A = (2^n - 1) / 2 and B = (2^n + 1) / 2
-        a = tl.minimum(tl.abs(x), 9.2, propagate_nan=ALL)
+        a = tl.minimum(tl.abs(x), 9.2, propagate_nan=tl.PropagateNan.ALL)
         # A sum with it ends in the bits of an integer, plus the exponent of a half.
         ROUNDER: tl.constexpr = 12582912.0 + 126.0
         y = tl.fma(a, 2.88539004, ROUNDER)
@@ -68,7 +69,6 @@ def _tanh(x, FORM: tl.constexpr):
         B = power + 0.5
         result = tl.fma(t, B, A) / tl.fma(t, A, B)
         # The result has the sign of x.
-        sign = x.to(tl.int32, bitcast=True) & -(2**31)
         result = (result.to(tl.int32, bitcast=True) | sign).to(tl.float32, bitcast=True)
     return result
 
