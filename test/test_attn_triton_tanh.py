@@ -25,8 +25,9 @@ except ImportError as missing:
     sys.exit(0)
 
 # The interpreters of older ones fail with NumPy 2.3 and newer.
-old = TorchVersion(np.__version__) < "2.3"
-if TorchVersion(triton.__version__) < ("3.6" if old else "3.9"):
+if TorchVersion(triton.__version__) < (
+    "3.6" if TorchVersion(np.__version__) < "2.3" else "3.9"
+):
     print("Triton is too old, skipping tests", file=sys.stderr)
     sys.exit(0)
 
