@@ -36,7 +36,7 @@ def run_own(base: str, slow: bool, parts: Collection[str] = PARTS) -> list[str]:
         console.rule("the operator's tests", align="left")
         python, logs = paths.VENV / "bin" / "python", paths.BUILD / "reports" / "operator"
         own, about = own_files(paths.ROOT), {"log_dir": logs, "slow": slow}
-        about["of_suite"] = {} if base == INSTALLED else with_triton(python, own)
+        about["of_suite"] = {} if base == INSTALLED else with_triton(own)
         results = run_suites(python, paths.ROOT, own, variables=TWO_THREADS, **about)
         print_wide(table((), results))
         if finish(results):
@@ -48,19 +48,25 @@ def run_own(base: str, slow: bool, parts: Collection[str] = PARTS) -> list[str]:
     return failed
 
 
-def with_triton(python: Path, suites: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Variables by which those tests find Triton that run its interpreter, and no others.
-
-    It is downloaded once. .venv does not have it, so torch is tested as a wheel for CPUs has it.
-    """
+def with_triton(suites: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Variables by which those tests find Triton that run its interpreter, and no others."""
     ours = [name for name in suites if name.startswith(OF_TRITON)]
-    folder = paths.BUILD / f"triton-{TRITON}-{sys.version_info.major}.{sys.version_info.minor}"
-    if ours and not folder.exists():
-        with step(f"download Triton {TRITON}"), paths.atomically(folder, folder=True) as made:
+    return dict.fromkeys(ours, {"PYTHONPATH": str(triton(TRITON))} if ours else {})
+
+
+def triton(version: str) -> Path:
+    """A folder with this Triton, for PYTHONPATH; it is downloaded once.
+
+    .venv does not have it, so torch is tested as a wheel for CPUs has it.
+    """
+    folder = paths.BUILD / f"triton-{version}-{sys.version_info.major}.{sys.version_info.minor}"
+    if not folder.exists():
+        with step(f"download Triton {version}"), paths.atomically(folder, folder=True) as made:
+            python = paths.VENV / "bin" / "python"
             pip = [python, "-m", "pip", "install", "--no-deps", "--target", made]
             log = paths.BUILD / "reports" / "triton.log"
-            run([*pip, f"triton=={TRITON}"], log, f"Triton {TRITON} cannot be installed")
-    return dict.fromkeys(ours, {"PYTHONPATH": str(folder)})
+            run([*pip, f"triton=={version}"], log, f"Triton {version} cannot be installed")
+    return folder
 
 
 def run_forks(base: str) -> int:

@@ -381,12 +381,9 @@ def test_triton_is_downloaded_once_for_its_own_tests(tmp_path, monkeypatch):
     commands = []
     monkeypatch.setattr(own.paths, "BUILD", tmp_path)
     monkeypatch.setattr(own, "run", lambda command, *_: commands.append(command))
-    python = Path("python")
-    assert own.with_triton(python, ["test_attn.py"]) == {} and not commands
+    assert own.with_triton(["test_attn.py"]) == {} and not commands
     for _ in range(2):
-        ((suite, variables),) = own.with_triton(
-            python, ["test_attn.py", "test_attn_triton.py"]
-        ).items()
+        ((suite, variables),) = own.with_triton(["test_attn.py", "test_attn_triton.py"]).items()
         assert suite == "test_attn_triton.py" and Path(variables["PYTHONPATH"]).is_dir()
     assert [command[-1] for command in commands] == [f"triton=={own.TRITON}"]
 
