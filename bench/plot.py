@@ -8,7 +8,18 @@ from statistics import median
 
 import matplotlib
 import report
-from cases import ATTN, COMPILE, EAGER, FUNCTION, JAX, SHORT, TITLES
+from cases import (
+    ATTN,
+    COMPILE,
+    CUDNN,
+    EAGER,
+    FUNCTION,
+    JAX,
+    KERNEL,
+    SDPA,
+    SHORT,
+    TITLES,
+)
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
@@ -20,6 +31,9 @@ LOOKS = {
     COMPILE: ("#2f8fd0", "^"),
     FUNCTION: ("#b07cc6", "D"),
     JAX: ("#1a9e77", "v"),
+    SDPA: ("#e69f00", "P"),
+    CUDNN: ("#56b4e9", "X"),
+    KERNEL: ("#000000", "x"),
 }
 GROUNDS = {"": ("#ffffff", "#1f2328"), "-dark": ("#0d1117", "#e6edf3")}
 OVER_N = {"cpu": "float32", "cuda": "bfloat16"}  # the dtype whose times are drawn

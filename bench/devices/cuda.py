@@ -34,13 +34,11 @@ SMALL = 4e9  # multiplications: some of these calls are composed
 
 # The most important cases are first, because the time may be short.
 CASES = (
-    Case("bfloat16", 4096, batch=16, modes=MODES, targets={
+    Case("bfloat16", 4096, batch=16, modes=(*MODES, *OUTPUT_MODES), targets={
         "forward": Target(2.8),
         "step": Target(2.5, scratch=0.02),
     }),
-    Case("bfloat16", 4096, batch=16, modes=OUTPUT_MODES),
-    Case("bfloat16", 4096, d=128, batch=16, modes=OUTPUT_MODES),
-    Case("bfloat16", 4096, d=128, batch=16, targets={
+    Case("bfloat16", 4096, d=128, batch=16, modes=("forward", "step", *OUTPUT_MODES), targets={
         "forward": Target(1.45),
         "step": Target(1.55),
     }),

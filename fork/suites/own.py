@@ -10,6 +10,7 @@ from fork import paths
 from fork.console import console, print_wide, run, step
 from fork.graft import INSTALLED, graft_into
 from fork.overlay import Stack, check
+from fork.project import PROJECT
 from fork.suites import sanitizers
 from fork.suites.files import own_files, without
 from fork.suites.plan import problems
@@ -19,7 +20,7 @@ from fork.suites.run import TWO_THREADS, environment, run_suites
 
 TESTS = paths.ROOT / "fork" / "tests"
 PARTS = ("fork", "operator", "stack")
-OF_TRITON = "test_attn_triton"  # how the names of these tests begin
+OF_TRITON = f"test_{PROJECT}_triton"  # how the names of these tests begin
 TRITON = "3.9.0"  # The interpreters of older ones fail with the NumPy of requirements.txt.
 
 

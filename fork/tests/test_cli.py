@@ -686,14 +686,14 @@ def test_bench(tmp_path, monkeypatch, args, status, kept):
     [
         (None, {"cpu": "this one", "cuda": "this one"}),
         ("aten/src/ATen/native/cpu/Attn.h", {"cpu": "an older one", "cuda": "this one"}),
-        ("aten/src/ATen/native/cuda/Attn.cu", {"cpu": "this one", "cuda": "an older one"}),
-        (NATIVE, {"cpu": "an older one", "cuda": "an older one"}),
+        ("torch/_native/ops/attn/triton.py", {"cpu": "this one", "cuda": "an older one"}),
+        (NATIVE, {"cpu": "an older one", "cuda": "this one"}),
         ("test/test_attn.py", {"cpu": "this one", "cuda": "this one"}),
     ],
 )
 def test_published_figures_say_of_which_kernel_they_are(tmp_path, monkeypatch, changed, states):
-    kernel = "aten/src/ATen/native/cuda/Attn.cu"
-    files = {"stack/06-cuda/commit.md": message([kernel]), kernel: "", **SERIES}
+    kernel = "torch/_native/ops/attn/triton.py"
+    files = {"stack/06-triton/commit.md": message([kernel]), kernel: "", **SERIES}
     root = write_files(tmp_path / "series", files)
     stand_in(monkeypatch, root)
     of = "; kernel of commit 0123456 of 2026-01-02"

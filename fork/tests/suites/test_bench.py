@@ -92,7 +92,7 @@ def test_the_tables_are_sound(table):
     assert len(set(names)) == len(names)
     assert {case.dtype for case in table} == {"float32", "float64", "bfloat16", "float16"}
     for case in table:
-        assert set(case.modes) <= set(MODES)
+        assert set(case.modes) <= {*MODES, *OUTPUT_MODES}
         assert set(case.targets) <= set(case.modes), case.name
     assert len(list(rows(table))) == sum(len(case.modes) for case in table)
 
@@ -105,14 +105,10 @@ def test_the_tables_are_sound(table):
         ("fp32 n=2 d=3 e=4", "step", {"eager": 1.5, "compile": 3}),
         ("fp32 n=8192 d=64", "step", {"eager": 1, "roofline": 0.7, "scratch": 0.03}),
         ("fp64 n=2048 d=64", "forward", {"eager": 3, "compile": 3}),
-        ("bf16 16x n=4096 d=64", "forward", {"eager": 4, "compile": 1.7, "roofline": 0.7}),
-        (
-            "bf16 16x n=4096 d=64",
-            "step",
-            {"eager": 3, "compile": 1.7, "roofline": 0.5, "scratch": 0.02},
-        ),
+        ("bf16 16x n=4096 d=64", "forward", {"eager": 2.8}),
+        ("bf16 16x n=4096 d=64", "step", {"eager": 2.5, "scratch": 0.02}),
         # A test below has fp32 n=8192 d=64, which is in both tables.
-        ("bf16 n=128 d=64", "forward", {"eager": 2, "compile": 1}),
+        ("bf16 16x n=4096 d=128", "step", {"eager": 1.55}),
     ],
 )
 def test_targets(name, mode, aims):
@@ -123,10 +119,7 @@ def test_targets(name, mode, aims):
 
 def test_targets_of_fp32_on_a_gpu():
     case = next(case for case in gpu.CASES if case.name == "fp32 n=8192 d=64")
-    assert case.targets == {
-        "forward": Target(2, 1.3, roofline=0.6),
-        "step": Target(scratch=0.02),
-    }
+    assert case.targets == {"step": Target(scratch=0.02)}
 
 
 def test_tf32_is_a_case_of_its_own():
