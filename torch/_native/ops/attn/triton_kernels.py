@@ -423,10 +423,12 @@ def _attn_columns(
         at = (k_at[0] * sharing + member, sizes)
         for masked in tl.static_range(2):
             if not masked or CAUSAL or M_TAIL:
-                for place in range(
+                # The few masked tiles are not pipelined: what that takes would spill registers.
+                for place in tl.range(
                     begin if masked else whole,
                     m - (tail - whole) if masked else tail,
                     BM,
+                    num_stages=1 if masked else None,
                 ):
                     row = place
                     if masked:
