@@ -50,7 +50,7 @@ def load(file):
 
 
 def compiled(kernels, name, dtype, width, target, plan, hardest):
-    """Compiles a kernel for contiguous operands.
+    """Compiles a kernel for contiguous operands, where 16 divides n.
 
     The hardest variant is causal, with tails, a gradient of attn, and three products for each of
     floats. The other one has nothing of these.
@@ -84,7 +84,7 @@ def compiled(kernels, name, dtype, width, target, plan, hardest):
             signature[argument], constants[i,] = "constexpr", None
         elif argument in scalars:
             signature[argument] = scalars[argument]
-            if argument in ("d", "e"):
+            if argument in ("n", "d", "e"):
                 attributes[i,] = [["tt.divisibility", 16]]
         else:
             signature[argument], constants[i,] = "constexpr", values[argument]

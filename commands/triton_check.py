@@ -44,7 +44,9 @@ class Job(NamedTuple):
 
     @property
     def key(self) -> str:
-        return f"{self.target} {self.dtype} {self.width} {self.name} {'x'.join(map(str, self.plan))}"
+        return (
+            f"{self.target} {self.dtype} {self.width} {self.name} {'x'.join(map(str, self.plan))}"
+        )
 
     @property
     def must_not_spill(self) -> bool:
@@ -60,7 +62,9 @@ def triton_check(targets: tuple[str, ...], versions: tuple[str, ...]) -> None:
     The record is commands/triton_check.json. Exits with status 1 if a kernel spills registers where
     it must not, or takes more than is known of it.
     """
-    jobs = {job: shared for job, shared in all_jobs().items() if not targets or job.target in targets}
+    jobs = {
+        job: shared for job, shared in all_jobs().items() if not targets or job.target in targets
+    }
     if not jobs:
         raise ForkError(f"no plan is for {', '.join(targets)}")
     recorded, found = read_record(), {}
@@ -172,7 +176,9 @@ def write_record(found: Found, recorded: dict) -> None:
     kept = {key: {**before.get(key, {}), **found.get(key, {})} for key in keys}
     lines = [f'  "{key}": {json.dumps(values)}' for key, values in kept.items() if values]
     text = ",\n".join(lines)
-    RECORD.write_text(f'{{\n "kernels": "{kernels}",\n "found": {{\n{text}\n }}\n}}\n', encoding="utf-8")
+    RECORD.write_text(
+        f'{{\n "kernels": "{kernels}",\n "found": {{\n{text}\n }}\n}}\n', encoding="utf-8"
+    )
 
 
 def print_tables(jobs: Iterable[Job], found: Found) -> None:

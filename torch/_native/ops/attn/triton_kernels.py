@@ -198,7 +198,9 @@ def _grad_scores(P, P_t, T, T_t, HAS_P_T: tl.constexpr, HAS_T_T: tl.constexpr):
     return result
 
 
-@triton.jit(do_not_specialize=["m", "n"])
+# A kernel is compiled once more for an n that 16 divides: rows of attn can then be read by wide
+# loads although they are masked.
+@triton.jit(do_not_specialize=["m"])
 def _attn_rows(
     q,
     k,
@@ -357,7 +359,7 @@ def _attn_rows(
         _store(grad_q, at, row, m, d, grad_acc * scale, BM, D, D_TAIL)
 
 
-@triton.jit(do_not_specialize=["m", "n"])
+@triton.jit(do_not_specialize=["m"])
 def _attn_columns(
     q,
     k,

@@ -20,6 +20,36 @@ WIDTHS = (64, 128, 256)  # vectors of q and v have at most so many elements
 # of the WIDTHS. A plan is rows x columns x warps x stages: bytes of shared memory. Where a kernel
 # has several lines, the first plan that fits is taken: the faster ones come first.
 TABLE = {
+    ("sm_80", 2): """
+        output           128x64x8x2:32768    -                   -
+        attn             128x64x8x3:65536    -                   -
+        grad_q           128x64x8x3:65536    -                   -
+        grad_kv          32x128x8x2:45056    -                   -
+        stored_grad_q    128x32x8x2:40960    -                   -
+        stored_grad_kv   32x32x4x2:16384     -                   -
+    """,
+    ("sm_90", 2): """
+        output           128x64x4x3:65536    128x64x8x3:131072   128x32x8x2:131072
+        attn             128x64x8x3:81920    128x64x8x3:147456   128x32x8x2:139264
+        grad_q           128x64x8x3:81920    128x64x8x3:163840   128x32x8x2:196608
+        grad_kv          64x128x8x3:81920    32x128x8x2:98304    32x32x8x2:81920
+        stored_grad_q    128x64x8x3:114688   128x64x8x3:180224   128x32x8x2:147456
+        stored_grad_kv   64x128x8x3:86016    32x128x8x2:77824    32x32x8x2:65536
+        tangent          128x64x8x3:131072   128x32x8x2:131072   16x32x8x2:82944
+        tangent_grad_q   128x32x8x2:81920    128x16x8x2:131072   16x32x8x2:91136
+        tangent_grad_kv  32x128x8x2:90112    32x32x8x2:65536     32x16x8x2:98304
+    """,
+    ("sm_100", 2): """
+        output           128x64x4x3:66560    128x64x8x3:132096   -
+        attn             128x64x8x3:69664    128x64x8x3:135200   -
+        grad_q           128x64x8x3:91136    128x64x8x3:181248   -
+        grad_kv          64x128x8x3:98368    32x64x8x2:81984     -
+        stored_grad_q    128x64x8x2:81952    128x64x8x3:196640   -
+        stored_grad_kv   64x128x8x2:106544   16x128x8x2:65584    -
+        tangent          128x64x8x3:123904   128x64x8x2:180296   -
+        tangent_grad_q   128x32x8x2:94344    -                   -
+        tangent_grad_kv  32x128x8x2:102520   -                   -
+    """,
 }
 
 
@@ -40,13 +70,14 @@ def plans() -> dict[tuple[str, int], dict[tuple[str, int], list[Plan]]]:
 
 def target_of(device) -> Optional[str]:
     """Which target's plans a device takes; None if it has none."""
-    if device.target == "cpu":  # Triton's interpreter, which takes all that can be written
+    if device.target == "cpu":  # Triton's interpreter
         return "sm_90"
-    if device.target != "cuda":  # The plans for AMD need the least of a device.
+    # No compiler was asked for XPU. The plans for AMD need the least shared memory.
+    if device.target != "cuda":
         return "gfx942"
     if device.capability < 80:
         return None
-    # Those of 12.0 multiply with the instructions of 8.0, and have as little shared memory.
+    # Devices of 12.0 multiply by the instructions of 8.0. They have the shared memory of 8.6.
     if device.capability < 90 or device.capability >= 120:
         return "sm_80"
     return "sm_90" if device.capability < 100 else "sm_100"
