@@ -1,6 +1,6 @@
 """Compiles kernels of attn for GPUs that need not be there; runs in a Python that has Triton.
 
-It is called with the file of the kernels. Each line that it reads is a job, and has a line as answer.
+It is called with the file of the kernels. It reads a job from each line, and answers with a line.
 """
 
 import functools

@@ -29,8 +29,9 @@ COMPILER = Path(__file__).with_name("_triton.py")
 VERSIONS = ("3.6.0", "3.9.0")  # of Triton: the oldest that upstream takes, and the newest
 DTYPES = {2: ("bf16", "fp16"), 4: ("fp32",)}  # by the size of an element
 
-# What was found of a compiled plan: bytes of shared memory, registers and spilled bytes of a thread.
-Found = dict[str, dict[str, list[int]]]  # of a job's key and a version of Triton
+# For a job's key and a version of Triton: bytes of shared memory, and a thread's registers and
+# spilled bytes, each the most of all variants.
+Found = dict[str, dict[str, list[int]]]
 
 
 class Job(NamedTuple):
@@ -148,19 +149,20 @@ def problems(jobs: Mapping[Job, int], found: Found, recorded: Found) -> Iterator
         cell(key): max(values[2] for values in by_version.values())
         for key, by_version in recorded.items()
     }
-    taken: dict[tuple, int] = {}
-    for job in jobs:
+    most: dict[Job, int] = {}  # of all data types, as the table does not tell them apart
+    for job, table in jobs.items():
         for version, (shared, _, spill) in found[job.key].items():
             where = f"{job.key}: Triton {version}"
             if spill > (0 if job.must_not_spill else spilled.get(cell(job.key), spill)):
                 yield f"{where} spills {spill} bytes"
-            if shared > jobs[job]:
-                yield f"{where} takes {shared} bytes of shared memory, and not {jobs[job]}"
-            plan = (*job._replace(dtype=""), jobs[job])
-            taken[plan] = max(taken.get(plan, 0), shared)
-    for (target, _, width, name, *_, shared), most in taken.items():
-        if most < shared and all(len(by_version) == len(VERSIONS) for by_version in found.values()):
-            yield f"{target} {width} {name} takes {most} bytes of shared memory at most, not {shared}"
+            if shared > table:
+                yield f"{where} takes {shared} bytes of shared memory, and not {table}"
+            plan = job._replace(dtype="")
+            most[plan] = max(most.get(plan, 0), shared)
+    if all(len(by_version) == len(VERSIONS) for by_version in found.values()):
+        for job, table in jobs.items():
+            if (shared := most[job._replace(dtype="")]) < table:
+                yield f"{job.key} takes {shared} bytes of shared memory at most, not {table}"
 
 
 def read_record() -> dict:

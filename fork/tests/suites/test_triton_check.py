@@ -106,7 +106,11 @@ def test_the_record_is_of_these_plans():
         ([100, 255, 0], [100, 200, 0], None),
         ([100, 255, 8], [100, 255, 8], "attn 64x64x4x2: Triton 3.6.0 spills 8 bytes"),
         ([101, 255, 0], [100, 255, 0], "takes 101 bytes of shared memory, and not 100"),
-        ([99, 255, 0], [99, 255, 0], "attn takes 99 bytes of shared memory at most, not 100"),
+        (
+            [99, 255, 0],
+            [99, 255, 0],
+            "takes 99 bytes of shared memory at most, not 100",
+        ),
     ],
 )
 def test_what_is_a_problem(found, recorded, said):
