@@ -21,34 +21,54 @@ WIDTHS = (64, 128, 256)  # vectors of q and v have at most so many elements
 # has several lines, the first plan that fits is taken: the faster ones come first.
 TABLE = {
     ("sm_80", 2): """
-        output           128x64x8x2:32768    -                   -
-        attn             128x64x8x3:65536    -                   -
-        grad_q           128x64x8x3:65536    -                   -
-        grad_kv          32x128x8x2:45056    -                   -
-        stored_grad_q    128x32x8x2:40960    -                   -
-        stored_grad_kv   32x32x4x2:16384     -                   -
+        output           128x64x4x3:49152    128x64x8x3:98304    128x32x8x2:106496
+        output           -                   -                   64x32x8x2:69632
+        attn             128x64x8x3:65536    128x64x8x3:114688   64x32x8x2:69632
+        attn             -                   128x64x8x2:81920    -
+        grad_q           128x64x8x3:65536    128x64x8x3:131072   64x32x8x2:102400
+        grad_q           -                   128x64x8x2:98304    32x32x8x2:67584
+        grad_kv          64x128x8x3:65536    32x128x8x2:86016    32x64x8x2:114688
+        grad_kv          -                   -                   32x32x8x2:81920
+        stored_grad_q    128x64x8x3:98304    128x32x8x2:65536    128x32x8x2:114688
+        stored_grad_q    -                   -                   64x32x8x2:73728
+        stored_grad_kv   32x128x8x2:36864    32x64x8x2:40960     32x32x8x2:65536
+        tangent          128x64x8x3:98304    128x32x8x2:98304    32x16x8x2:66560
+        tangent_grad_q   128x32x8x2:65536    128x16x8x2:114688   -
+        tangent_grad_q   -                   32x32x8x2:59392     -
+        tangent_grad_kv  32x64x8x2:49152     32x32x8x2:65536     -
     """,
     ("sm_90", 2): """
         output           128x64x4x3:65536    128x64x8x3:131072   128x32x8x2:131072
         attn             128x64x8x3:81920    128x64x8x3:147456   128x32x8x2:139264
         grad_q           128x64x8x3:81920    128x64x8x3:163840   128x32x8x2:196608
         grad_kv          64x128x8x3:81920    32x128x8x2:98304    32x32x8x2:81920
-        stored_grad_q    128x64x8x3:114688   128x64x8x3:180224   128x32x8x2:147456
-        stored_grad_kv   64x128x8x3:86016    32x128x8x2:77824    32x32x8x2:65536
+        stored_grad_q    128x64x8x3:0        128x64x8x3:0        128x32x8x2:0
+        stored_grad_kv   64x128x8x3:0        32x64x8x3:0         32x32x8x2:0
         tangent          128x64x8x3:131072   128x32x8x2:131072   16x32x8x2:82944
         tangent_grad_q   128x32x8x2:81920    128x16x8x2:131072   16x32x8x2:91136
         tangent_grad_kv  32x128x8x2:90112    32x32x8x2:65536     32x16x8x2:98304
     """,
     ("sm_100", 2): """
-        output           128x64x4x3:66560    128x64x8x3:132096   -
-        attn             128x64x8x3:69664    128x64x8x3:135200   -
-        grad_q           128x64x8x3:91136    128x64x8x3:181248   -
-        grad_kv          64x128x8x3:98368    32x64x8x2:81984     -
-        stored_grad_q    128x64x8x2:81952    128x64x8x3:196640   -
-        stored_grad_kv   64x128x8x2:106544   16x128x8x2:65584    -
-        tangent          128x64x8x3:123904   128x64x8x2:180296   -
-        tangent_grad_q   128x32x8x2:94344    -                   -
-        tangent_grad_kv  32x128x8x2:102520   -                   -
+        output           128x64x4x3:66560    128x64x8x3:132096   128x32x8x2:131104
+        attn             128x64x8x3:69664    128x64x8x3:135200   128x32x8x2:139296
+        grad_q           128x64x8x3:91136    128x64x8x3:181248   128x32x8x2:213040
+        grad_kv          64x128x8x3:98368    32x64x8x2:81984     32x128x8x2:229440
+        stored_grad_q    128x64x8x3:132096   128x64x8x3:197632   128x32x8x2:147488
+        stored_grad_kv   64x128x8x3:155696   32x64x8x3:0         32x128x8x2:172080
+        tangent          128x64x8x3:123904   128x64x8x2:180296   64x32x8x2:180296
+        tangent_grad_q   128x32x8x2:94344    128x32x8x2:188552   16x32x8x2:91136
+        tangent_grad_kv  32x128x8x2:102520   32x32x8x2:65536     32x16x8x2:98304
+    """,
+    ("gfx942", 2): """
+        output           128x64x8x2:32768    128x64x8x2:49152    -
+        attn             128x64x8x2:32768    -                   -
+        grad_q           128x32x8x2:16384    -                   -
+        grad_kv          32x128x8x2:24576    -                   -
+        stored_grad_q    128x64x8x2:49152    -                   -
+        stored_grad_kv   32x128x8x2:32768    -                   -
+        tangent          128x32x8x2:20480    -                   -
+        tangent_grad_q   64x32x4x2:20480     -                   -
+        tangent_grad_kv  32x64x4x2:20480     -                   -
     """,
 }
 
