@@ -37,6 +37,7 @@ MATRICES = {
     "tangent_grad_q": f"q k v grad_output {TANGENTS} output_tangent grad_q",
     "tangent_grad_kv": f"q k v grad_output {TANGENTS} grad_k grad_v",
 }
+TENSOR_MEMORY = 512  # columns that a block has on compute capability 10.0
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
 
@@ -95,6 +96,9 @@ def compiled(kernels, name, dtype, width, target, plan, hardest):
 
 def found(kernel):
     """What the compiler says of a kernel: shared memory, registers, spilled bytes of a thread."""
+    # More can be compiled, but not be launched.
+    if (columns := getattr(kernel.metadata, "tmem_size", 0)) > TENSOR_MEMORY:
+        raise ValueError(f"it takes {columns} columns of tensor memory, and not {TENSOR_MEMORY}")
     if assembly := kernel.asm.get("amdgcn"):
         registers = int(re.search(r"\.vgpr_count:\s+(\d+)", assembly)[1])
         spilled = 4 * int(re.search(r"\.vgpr_spill_count:\s+(\d+)", assembly)[1])

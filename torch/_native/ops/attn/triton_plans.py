@@ -20,6 +20,9 @@ WIDTHS = (64, 128, 256)  # vectors of q and v have at most so many elements
 # of the WIDTHS. A plan is rows x columns x warps x stages: bytes of shared memory. Where a kernel
 # has several lines, the first plan that fits is taken: the faster ones come first.
 TABLE = {
+    # Nobody has measured these. By the compiler's report they are the largest tiles of those
+    # tried on 9.0 that spill nothing, or a few registers outside of the loops. Second lines are
+    # for 8.6, 8.9 and 12.0, where a block has 99 KiB.
     ("sm_80", 2): """
         output           128x64x4x3:49152    128x64x8x3:98304    128x32x8x2:106496
         output           -                   -                   64x32x8x2:69632
@@ -33,10 +36,14 @@ TABLE = {
         stored_grad_q    -                   -                   64x32x8x2:73728
         stored_grad_kv   32x128x8x2:36864    32x64x8x2:40960     32x32x8x2:65536
         tangent          128x64x8x3:98304    128x32x8x2:98304    32x16x8x2:66560
-        tangent_grad_q   128x32x8x2:65536    128x16x8x2:114688   -
+        tangent_grad_q   128x32x8x2:65536    128x16x8x2:114688   16x32x8x2:91136
         tangent_grad_q   -                   32x32x8x2:59392     -
-        tangent_grad_kv  32x64x8x2:49152     32x32x8x2:65536     -
+        tangent_grad_kv  32x64x8x2:49152     32x32x8x2:65536     32x16x8x2:98304
     """,
+    # An H200 measured output at 64 and 128 with these tiles, in kernels that make the same
+    # products: 499 and 584 TFLOPS. At 64, and in the rows of grad_q at 128, the tiles are among the few
+    # that it tried, but for those of tangent_grad_q and tangent_grad_kv. The others are by the compiler's report: the largest tiles that spill nothing. At 128, grad_kv and
+    # stored_grad_kv of 64x128 with 8 warps would spill 60 to 200 bytes.
     ("sm_90", 2): """
         output           128x64x4x3:65536    128x64x8x3:131072   128x32x8x2:131072
         attn             128x64x8x3:81920    128x64x8x3:147456   128x32x8x2:139264
@@ -48,27 +55,55 @@ TABLE = {
         tangent_grad_q   128x32x8x2:81920    128x16x8x2:131072   16x32x8x2:91136
         tangent_grad_kv  32x128x8x2:90112    32x32x8x2:65536     32x16x8x2:98304
     """,
+    # Nobody has measured these: as on 9.0, by the compiler's report.
     ("sm_100", 2): """
         output           128x64x4x3:66560    128x64x8x3:132096   128x32x8x2:131104
-        attn             128x64x8x3:69664    128x64x8x3:135200   128x32x8x2:139296
+        attn             128x64x4x3:0        128x64x8x3:135200   128x32x8x2:139296
         grad_q           128x64x8x3:91136    128x64x8x3:181248   128x32x8x2:213040
-        grad_kv          64x128x8x3:98368    32x64x8x2:81984     32x128x8x2:229440
+        grad_kv          64x128x8x3:98368    32x64x8x2:81984     32x32x8x2:0
         stored_grad_q    128x64x8x3:132096   128x64x8x3:197632   128x32x8x2:147488
-        stored_grad_kv   64x128x8x3:155696   32x64x8x3:0         32x128x8x2:172080
+        stored_grad_kv   64x128x8x3:155696   32x64x8x2:0         32x32x8x2:0
         tangent          128x64x8x3:123904   128x64x8x2:180296   64x32x8x2:180296
-        tangent_grad_q   128x32x8x2:94344    128x32x8x2:188552   16x32x8x2:91136
-        tangent_grad_kv  32x128x8x2:102520   32x32x8x2:65536     32x16x8x2:98304
+        tangent_grad_q   128x32x8x2:94344    64x32x8x2:0         16x32x8x2:91136
+        tangent_grad_kv  32x64x8x2:0         32x32x8x2:65536     32x16x8x2:98304
     """,
+    # Nobody has measured these. A block has 64 KiB, and takes a third stage nowhere.
     ("gfx942", 2): """
-        output           128x64x8x2:32768    128x64x8x2:49152    -
-        attn             128x64x8x2:32768    -                   -
-        grad_q           128x32x8x2:16384    -                   -
-        grad_kv          32x128x8x2:24576    -                   -
-        stored_grad_q    128x64x8x2:49152    -                   -
-        stored_grad_kv   32x128x8x2:32768    -                   -
-        tangent          128x32x8x2:20480    -                   -
-        tangent_grad_q   64x32x4x2:20480     -                   -
-        tangent_grad_kv  32x64x4x2:20480     -                   -
+        output           128x64x8x2:32768    128x32x8x2:32768    64x32x8x2:36864
+        attn             128x64x8x2:32768    128x32x8x2:32768    64x32x8x2:36864
+        grad_q           128x32x8x2:16384    128x32x8x2:32768    32x16x8x2:17408
+        grad_kv          32x128x8x2:24576    16x128x8x2:32768    16x32x8x2:18432
+        stored_grad_q    128x64x8x2:49152    128x32x8x2:32768    32x32x8x2:36864
+        stored_grad_kv   32x128x8x2:32768    16x128x8x2:32768    16x32x8x2:18432
+        tangent          128x32x8x2:20480    128x16x8x2:32768    32x16x8x2:32768
+        tangent_grad_q   64x32x4x2:20480     64x16x4x2:18432     16x16x4x2:32768
+        tangent_grad_kv  32x64x4x2:20480     16x64x4x2:16384     16x16x4x2:24576
+    """,
+    # Three products make one of floats, so the tiles are small. Nobody has measured them: they
+    # are the largest that spill at most 32 bytes, or those that spill least. A kernel that would
+    # spill kilobytes has none.
+    ("sm_90", 4): """
+        output           64x32x8x2:65536     32x32x8x2:73728     16x16x8x2:67584
+        attn             64x32x8x2:65536     32x32x8x2:73728     16x16x8x2:67584
+        grad_q           64x32x8x2:98304     32x32x8x2:98304     16x16x8x2:98304
+        grad_kv          32x32x8x2:49152     32x16x8x2:65536     16x16x8x2:98304
+        stored_grad_q    32x32x8x2:49152     32x32x8x2:81920     16x16x8x2:69632
+        stored_grad_kv   32x32x8x2:45056     32x16x8x2:67584     16x16x8x2:82944
+        tangent          32x32x8x2:73728     16x32x8x2:102400    -
+        tangent_grad_q   16x32x4x2:40960     16x16x8x2:65536     -
+        tangent_grad_kv  32x16x4x2:49152     16x16x8x2:81920     -
+    """,
+    # As on 9.0.
+    ("sm_100", 4): """
+        output           64x32x8x2:65536     32x32x8x2:73728     16x16x8x2:67584
+        attn             64x32x8x2:65536     32x32x8x2:73728     16x16x8x2:67584
+        grad_q           64x32x8x2:98304     32x32x8x2:98304     16x16x8x2:98304
+        grad_kv          32x32x8x2:49152     32x16x8x2:65536     16x16x8x2:98304
+        stored_grad_q    32x32x8x2:49152     32x32x8x2:81920     16x16x8x2:69632
+        stored_grad_kv   32x32x8x2:45056     32x16x8x2:67584     16x16x8x2:82944
+        tangent          32x32x8x2:73728     16x32x8x2:102400    -
+        tangent_grad_q   16x32x4x2:40960     16x16x8x2:65536     -
+        tangent_grad_kv  32x16x4x2:49152     16x16x8x2:81920     -
     """,
 }
 
