@@ -131,7 +131,8 @@ assert bandwidth * 16 / 4 < peak < bandwidth * 64 / 4
 # So 16 is too small, and nothing here uses the tensor cores: cuBLAS does both, and
 # wins by far. Before you write the next kernel, ask whether a compiler can: in Triton
 # you write what a *block* computes, with products of whole tiles, and tensor cores,
-# shared memory and barriers are its business.
+# shared memory and barriers are its business. ``attn``'s own kernels for GPUs are
+# written so: ``torch/_native/ops/attn/triton_kernels.py``.
 #
 # Exercise
 # --------

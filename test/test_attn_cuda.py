@@ -20,8 +20,14 @@ from torch.testing._internal.common_device_type import (
     dtypes,
     instantiate_device_type_tests,
     largeTensorTest,
+    skipCUDAIf,
 )
-from torch.testing._internal.common_utils import CudaSyncGuard, parametrize, run_tests
+from torch.testing._internal.common_utils import (
+    CudaSyncGuard,
+    parametrize,
+    run_tests,
+    TEST_WITH_ROCM,
+)
 
 
 if not torch.cuda.is_available():
@@ -29,6 +35,8 @@ if not torch.cuda.is_available():
     sys.exit(0)
 
 
+# Releases of another kind have no kernels for GPUs.
+HAS_TRITON = torch._C._dispatch_has_kernel_for_dispatch_key("aten::attn_output", "CUDA")
 by_dtype = dtypes(torch.half, torch.bfloat16, torch.float, torch.double)
 # Many samples, few numbers, and sizes that are no multiples of a power of two.
 by_case = by_case_in(
@@ -110,6 +118,67 @@ class TestAttnCuda(AttnTestCase):
         with torch.cuda.device(devices[0]):
             actual = torch.ops.aten._attn_backward(*given)
         self.assert_bitwise(actual, expected)
+
+    @skipCUDAIf(not HAS_TRITON, "composed without Triton")
+    @parametrize("is_causal", (False, True))
+    @dtypes(torch.half, torch.bfloat16)
+    def test_memory_of_attn_output(self, device, dtype, is_causal):
+        """Beside results, a step and a double backward take nothing that grows with m n."""
+        inputs, (grad, _) = Case("step", 8192, 64, 8192, 64).make(device, dtype)
+        tangents = [torch.randn_like(x) for x in inputs]
+
+        def run():
+            leaves = [x.detach().requires_grad_() for x in inputs]
+            output = torch.attn_output(*leaves, is_causal=is_causal)
+            grads = torch.autograd.grad(output, leaves, grad, create_graph=True)
+            torch.autograd.grad(grads, leaves, tangents)
+
+        run()  # kernels are compiled, which takes memory once
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        run()
+        peak = torch.cuda.max_memory_allocated(device) - before
+        self.assertLess(peak, 16 * sum(x.nbytes for x in inputs))
+
+    @skipCUDAIf(not HAS_TRITON, "composed without Triton")
+    @skipCUDAIf(TEST_WITH_ROCM, "an instruction of NVIDIA's")
+    def test_tanh_of_every_float(self, device):
+        """Prints the largest relative error of each form, and what half and bfloat16 make of it."""
+        import triton
+        import triton.language as tl
+
+        from torch._native.ops.attn.triton_kernels import _tanh
+
+        @triton.jit
+        def kernel(x, y, FORM: tl.constexpr, BLOCK: tl.constexpr):
+            place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+            tl.store(y + place, _tanh(tl.load(x + place), FORM))
+
+        size = 2**26
+        largest = {}
+        infinity = 0x7F800000
+        for start in range(0, infinity, size):
+            bits = torch.arange(start, min(start + size, infinity), device=device)
+            x = bits.to(torch.int32).view(torch.float)
+            exact = x.double().tanh_()
+            for form in ("approx", "reduced", "float"):
+                y = torch.empty_like(x)
+                kernel[(x.numel() // 1024,)](x, y, form, 1024)
+                apart = (y.double() - exact).abs_()
+                found = {"": (apart / exact.clamp_min(2.0**-126)).max().item()}
+                for dtype in (torch.half, torch.bfloat16):
+                    rounded = (y.to(dtype).double() - exact).abs_()
+                    least = torch.finfo(dtype).tiny
+                    ulp = torch.exp2(torch.floor(torch.log2(exact.clamp_min(least))))
+                    ulp *= torch.finfo(dtype).eps
+                    found[f", {dtype} ULP"] = (rounded / ulp).max().item()
+                for name, value in found.items():
+                    name = form + name
+                    largest[name] = max(largest.get(name, 0.0), value)
+        print({name: float(f"{value:.4g}") for name, value in largest.items()})
+        self.assertLessEqual(largest["approx"], 2**-10.9)
+        self.assertLessEqual(largest["reduced"], 2**-14.5)
+        self.assertLessEqual(largest["float"], 4.5 * 2**-23)
 
     @largeTensorTest("24GB")
     @parametrize("layout", list(SIZES))

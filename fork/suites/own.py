@@ -2,11 +2,13 @@
 
 import importlib.util
 import subprocess
-from collections.abc import Collection
+import sys
+from collections.abc import Collection, Iterable
+from pathlib import Path
 
 from fork import paths
-from fork.console import console, print_wide
-from fork.graft import graft_into
+from fork.console import console, print_wide, run, step
+from fork.graft import INSTALLED, graft_into
 from fork.overlay import Stack, check
 from fork.suites import sanitizers
 from fork.suites.files import own_files, without
@@ -17,6 +19,8 @@ from fork.suites.run import TWO_THREADS, environment, run_suites
 
 TESTS = paths.ROOT / "fork" / "tests"
 PARTS = ("fork", "operator", "stack")
+OF_TRITON = "test_attn_triton"  # how the names of these tests begin
+TRITON = "3.9.0"  # The interpreters of older ones fail with the NumPy of requirements.txt.
 
 
 def run_own(base: str, slow: bool, parts: Collection[str] = PARTS) -> list[str]:
@@ -32,6 +36,7 @@ def run_own(base: str, slow: bool, parts: Collection[str] = PARTS) -> list[str]:
         console.rule("the operator's tests", align="left")
         python, logs = paths.VENV / "bin" / "python", paths.BUILD / "reports" / "operator"
         own, about = own_files(paths.ROOT), {"log_dir": logs, "slow": slow}
+        about["of_suite"] = {} if base == INSTALLED else with_triton(own)
         results = run_suites(python, paths.ROOT, own, variables=TWO_THREADS, **about)
         print_wide(table((), results))
         if finish(results):
@@ -41,6 +46,27 @@ def run_own(base: str, slow: bool, parts: Collection[str] = PARTS) -> list[str]:
         stack = Stack(paths.ROOT)
         failed += check(stack) + problems(stack)
     return failed
+
+
+def with_triton(suites: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Variables by which those tests find Triton that run its interpreter, and no others."""
+    ours = [name for name in suites if name.startswith(OF_TRITON)]
+    return dict.fromkeys(ours, {"PYTHONPATH": str(triton(TRITON))} if ours else {})
+
+
+def triton(version: str) -> Path:
+    """A folder with this Triton, for PYTHONPATH; it is downloaded once.
+
+    .venv does not have it, so torch is tested as a wheel for CPUs has it.
+    """
+    folder = paths.BUILD / f"triton-{version}-{sys.version_info.major}.{sys.version_info.minor}"
+    if not folder.exists():
+        with step(f"download Triton {version}"), paths.atomically(folder, folder=True) as made:
+            python = paths.VENV / "bin" / "python"
+            pip = [python, "-m", "pip", "install", "--no-deps", "--target", made]
+            log = paths.BUILD / "reports" / "triton.log"
+            run([*pip, f"triton=={version}"], log, f"Triton {version} cannot be installed")
+    return folder
 
 
 def run_forks(base: str) -> int:

@@ -39,11 +39,13 @@ def run_suites(
     timeout: float = 3600,
     slow: bool = False,
     variables: Mapping[str, str] | None = None,
+    of_suite: Mapping[str, Mapping[str, str]] | None = None,
 ) -> list[Result]:
     """Run each suite of the source tree with `python`'s torch; results in that order.
 
     `suites` gives for each which tests run: see `selection`. `slow` says whether the operators' own
-    slow tests run, as upstream's do; `variables` are further ones of the environment.
+    slow tests run, as upstream's do; `variables` are further ones of the environment, and
+    `of_suite` those of one suite.
     """
     # Not resolved: a virtual environment's python is a link out of it.
     python, tree, log_dir = (Path(os.path.abspath(p)) for p in (python, tree, log_dir))
@@ -63,6 +65,7 @@ def run_suites(
     with ThreadPoolExecutor(jobs) as pool:
         for suite in sorted(suites, key=size.get, reverse=True):  # no long one is left for last
             which = env | ({} if suite in owns and not slow else SLOW)
+            which |= (of_suite or {}).get(suite, {})
             # An own file's tests have the operator's name in the file's.
             chosen = (*(() if suite in owns else ops), *suites[suite])
             about = (python, tree, suite, chosen, log_dir, which, timeout)

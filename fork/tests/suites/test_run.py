@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from fork.errors import ForkError
-from fork.suites import files, report
+from fork.suites import files, own, report
 from fork.suites import run as runner
 from fork.suites.plan import Command
 
@@ -362,6 +362,30 @@ op_test("test_dtypes_attn", test)
         add(tree, name, body)
     for result in run(tree, "test_a.py", "test_b.py"):
         assert list(result.messages.values()) == [f"AssertionError: {threads}"]
+
+
+def test_variables_of_one_suite(tree):
+    body = """
+test = lambda self: self.fail(str(os.environ.get("PYTHONPATH")))
+op_test("test_dtypes_attn", test)
+"""
+    names = ("test_a.py", "test_b.py")
+    for name in names:
+        add(tree, name, body)
+    found = run(tree, *names, of_suite={"test_b.py": {"PYTHONPATH": "there"}})
+    said = [message for result in found for message in result.messages.values()]
+    assert said == ["AssertionError: None", "AssertionError: there"]
+
+
+def test_triton_is_downloaded_once_for_its_own_tests(tmp_path, monkeypatch):
+    commands = []
+    monkeypatch.setattr(own.paths, "BUILD", tmp_path)
+    monkeypatch.setattr(own, "run", lambda command, *_: commands.append(command))
+    assert own.with_triton(["test_attn.py"]) == {} and not commands
+    for _ in range(2):
+        ((suite, variables),) = own.with_triton(["test_attn.py", "test_attn_triton.py"]).items()
+        assert suite == "test_attn_triton.py" and Path(variables["PYTHONPATH"]).is_dir()
+    assert [command[-1] for command in commands] == [f"triton=={own.TRITON}"]
 
 
 def test_a_missing_suite_or_python_is_named(tree):
