@@ -39,3 +39,6 @@ bench: ## the operator's speed beside eager, torch.compile, JAX and the machine'
 
 bench-gpu: ## build, test and measure on this machine's GPU, with the torch that is installed; SANITIZE=1 instead: compute-sanitizer
 	$(BOOTSTRAP) bench-gpu --base $(or $(BASE),installed) $(if $(SANITIZE),--sanitize)
+
+triton-check: ## compile the Triton kernels for GPUs that need not be here; fails if one spills registers where it must not
+	$(BOOTSTRAP) triton-check

@@ -33,7 +33,7 @@ COMMANDS = (
     *("check", "stack", "new", "tree", "apply", "commits", "export", "absorb", "review"),
     *("graft", "install", "source", "site"),
     *("test", "test-upstream", "test-stack", "test-releases", "test-sanitizers"),
-    *("test-arm64", "test-mutants", "cuda-check"),
+    *("test-arm64", "test-mutants", "cuda-check", "triton-check"),
     *("course", "extension", "lint", "capabilities", "ci"),
     *("bench", "bench-gpu"),
 )
