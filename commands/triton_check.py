@@ -16,11 +16,10 @@ from typing import NamedTuple
 import click
 
 from fork import paths
-from fork.bootstrap import make_venv
 from fork.commands import Command, report
 from fork.console import new_table, print_wide, step
 from fork.errors import ForkError
-from fork.suites import contents, digest
+from fork.suites import contents, digest, triton
 
 KERNELS = paths.ROOT / "torch/_native/ops/attn/triton_kernels.py"
 PLANS = KERNELS.with_name("triton_plans.py")
@@ -101,19 +100,11 @@ def kernels_hash() -> str:
     return digest([], contents({KERNELS.name: KERNELS}))
 
 
-def python_with(version: str) -> Path:
-    """The Python of an environment that has this Triton alone."""
-    name = f"venv-triton-{version}"
-    with paths.alone("triton"):
-        requirements = paths.BUILD / "triton" / f"{version}.txt"
-        requirements.write_text(f"triton=={version}\n", encoding="utf-8")
-        return make_venv(paths.BUILD / name, requirements)
-
-
 def answers(version: str, jobs: Sequence[Job]) -> Iterator[dict]:
     """What _triton.py says of both variants of each job, in turn."""
-    command = [python_with(version), COMPILER, KERNELS]
-    env = os.environ | {"TRITON_CACHE_DIR": str(paths.BUILD / "triton" / version)}
+    command = [paths.VENV / "bin" / "python", COMPILER, KERNELS]
+    cache = paths.BUILD / "triton" / version
+    env = os.environ | {"PYTHONPATH": str(triton(version)), "TRITON_CACHE_DIR": str(cache)}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, env=env, encoding="utf-8", **pipes) as process:
         for job in jobs:

@@ -145,7 +145,7 @@ def test_plans_compile():
     """Kernels for compute capability 9.0 spill nothing, and take the memory that is known."""
     version = VERSIONS[-1]
     try:
-        triton_check.python_with(version)
+        triton_check.triton(version)
     except ForkError as error:
         pytest.skip(f"no Triton: {error}")
     names = ("output", "grad_kv", "stored_grad_kv", "tangent", "tangent_grad_q")
