@@ -23,6 +23,7 @@ REGISTERS = (
     *("aten/src/ATen/autocast_mode", "aten/src/ATen/functorch/"),
     *("tools/autograd/", "torch/", "torchgen/"),
 )
+KERNELS = "torch/_native/"  # but these are kernels
 # `make test-stack` leaves out a command of a test plan that says one of these.
 LEFT_OUT = re.compile(r"PYTORCH_TEST_WITH_SLOW=1|PYTORCH_TESTING_DEVICE_ONLY_FOR=cuda|\bGPU\b")
 
@@ -95,7 +96,7 @@ class Plan:
         scripts = tuple(c for c in named if c.is_script)
         suites: dict[str, tuple[str, ...]] = {}
         changed = (*commit.files, *commit.removes)
-        registers = any(path.startswith(REGISTERS) for path in changed)
+        registers = any(p.startswith(REGISTERS) and not p.startswith(KERNELS) for p in changed)
         if NATIVE in tree and (registers or commit is stack.commits[-1]):
             suites |= LAB
         for path in changed:
