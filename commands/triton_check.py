@@ -136,10 +136,10 @@ def cell(key: str) -> str:
 
 def problems(jobs: Mapping[Job, int], found: Found, recorded: Found) -> Iterator[str]:
     """What is not as it must be."""
-    spilled = {
-        cell(key): max(values[2] for values in by_version.values())
-        for key, by_version in recorded.items()
-    }
+    spilled: dict[str, int] = {}
+    for key, by_version in recorded.items():
+        most = max(values[2] for values in by_version.values())
+        spilled[cell(key)] = max(most, spilled.get(cell(key), 0))
     most: dict[Job, int] = {}  # of all data types, as the table does not tell them apart
     for job, table in jobs.items():
         for version, (shared, _, spill) in found[job.key].items():

@@ -99,9 +99,9 @@ def test_the_record_is_of_these_kernels():
 
 
 def test_the_record_is_of_these_plans():
-    assert {key: set(values) for key, values in FOUND.items()} == {
-        job.key: {*VERSIONS} for job in JOBS
-    }
+    """The newest Triton compiled each of them."""
+    assert FOUND.keys() == {job.key for job in JOBS}
+    assert all({VERSIONS[-1]} <= {*values} <= {*VERSIONS} for values in FOUND.values())
     assert not list(triton_check.problems(JOBS, FOUND, FOUND))
 
 
