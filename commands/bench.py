@@ -27,7 +27,7 @@ from fork.suites import environment, finish, own_files, run_suites, table
 
 PUBLISHED = "bench/published"
 SCRIPTS = ("bench", "lengths", "ring", "stages", "ways")
-# Where the kernel for a device is.
+# The kernel for a device is in this folder.
 FOLDERS = {"cpu": "aten/src/ATen/native/", "cuda": "torch/_native/ops/attn/"}
 
 COMMIT = re.compile(r"; kernel of commit ([^;]+)\.$")  # in a report's line on the machine

@@ -24,7 +24,7 @@ ROWS = [
     for width in PLANS_OF.WIDTHS
     for name in sorted(NAMES)
 ]
-# What is composed, as it would spill much, or as nobody has looked for plans.
+# These are composed: they would spill much, or nobody has looked for plans.
 WITHOUT = {
     (target, size, width, name)
     for target, size, width, name in ROWS

@@ -1,9 +1,10 @@
 """The Triton kernels of attn and attn_output.
 
-Two kernels serve all operators. `_rows` goes through the columns of attn for a block of its
-rows, and makes what has a row for each query: output, its tangent, the gradient of q. `_columns`
-goes through the rows for a block of columns, and makes the gradients of k and v. Neither shares
-a sum with another program, so that the results have the same bits each time, without atomics.
+Two kernels serve all operators. `_attn_rows` goes through the columns of attn for a block of its
+rows, and makes what has a row for each query: output, its tangent, the gradient of q.
+`_attn_columns` goes through the rows for a block of columns, and makes the gradients of k and v.
+Neither shares a sum with another program, so that the results have the same bits each time,
+without atomics.
 
 With S = q kᵀ, P = tanh(scale S), or 0 where a query does not see a key, slope = 1 - P², G the
 gradient of output, G_a that of attn, X' the tangent of X:

@@ -94,7 +94,7 @@ TABLE = {
         tangent_grad_q   16x32x4x2:53248     16x16x8x2:65536     -
         tangent_grad_kv  32x16x4x2:49152     16x16x8x2:81920     -
     """,
-    # As on 9.0.
+    # These are the tiles of 9.0.
     ("sm_100", 4): """
         output           64x32x8x2:49184     32x32x8x2:73728     16x16x8x2:67584
         attn             64x32x8x2:57376     32x32x8x2:73728     16x16x8x2:67584
