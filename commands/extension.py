@@ -65,7 +65,7 @@ def build() -> Path:
         include = headers()
         with step("compile torch-attn"):
             setting = f"-Ccmake.define.TORCH_INCLUDE={include}"
-            pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--no-deps"]
+            pip = [sys.executable, "-m", "pip", "wheel", "--no-deps"]
             env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
             wrong = "torch-attn cannot be built"
             run([*pip, setting, "-w", folder, EXTENSION], MADE / "wheel.log", wrong, env=env)
@@ -110,7 +110,7 @@ def test(wheel: Path, release: str, python: str, table) -> bool:
         shutil.rmtree(venv, ignore_errors=True)
         run([python, "-m", "venv", venv], MADE / "venv.log", "python -m venv fails")
         inside = venv / "bin" / "python"
-        pip = [inside, "-m", "pip", "--disable-pip-version-check", "install", "--no-compile"]
+        pip = [inside, "-m", "pip", "install", "--no-compile"]
         what = [f"torch{release}", "-r", EXTENSION / "tests" / "requirements.txt", wheel]
         run([*pip, *what], MADE / "install.log", f"torch{release} cannot be installed")
     workers = ["--numprocesses=auto", "--dist=worksteal"]

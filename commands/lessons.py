@@ -28,7 +28,7 @@ def install_packages(venv: Path) -> None:
     """Installs what the lessons import beside torch."""
     log = MADE / "requirements.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    pip = [venv / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    pip = [venv / "bin" / "python", "-m", "pip", "install", "-q"]
     run([*pip, "-r", COURSE / "requirements.txt"], log, "the course's packages cannot be installed")
 
 
@@ -45,7 +45,7 @@ def install_extension(venv: Path) -> None:
     wheels = MADE / paths.digest(sources, torch)[:16]
     if stamp.exists() and stamp.read_text(encoding="utf-8") == wheels.name:
         return
-    pip = [venv / "bin" / "python", "-m", "pip", "--disable-pip-version-check"]
+    pip = [venv / "bin" / "python", "-m", "pip"]
     with paths.alone("course"):
         if not list(wheels.glob("*.whl")):
             place = MADE / "source"  # pip leaves its files beside the sources

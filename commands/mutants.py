@@ -23,7 +23,7 @@ from fork.console import console, output, run, step
 from fork.errors import ForkError
 from fork.graft import graft_into
 from fork.overlay import default_release, resolve, target_of, wheel_place
-from fork.suites import environment
+from fork.suites import environment, with_triton
 
 TABLE = Path(__file__).with_suffix(".yaml")
 CPU_FLAGS = Path("/proc/cpuinfo")
@@ -171,7 +171,10 @@ class Lab:
         """Runs pytest with the arguments `test`; whether one fails, crashes or hangs."""
         command = [self.python, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
         command += shlex.split(test)
-        status = status_of(command, paths.ROOT / "test", self.env, self.log(name))
+        found = with_triton([test.split()[0]]).values()
+        places = [str(self.site), *(variables["PYTHONPATH"] for variables in found)]
+        env = self.env | {"PYTHONPATH": os.pathsep.join(places)}
+        status = status_of(command, paths.ROOT / "test", env, self.log(name))
         if status is not None and status > 1:  # nothing ran: no test has that name, say
             raise ForkError(f"{test}: pytest ends with status {status}: {self.log(name)}")
         return status != 0

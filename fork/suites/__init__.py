@@ -5,7 +5,7 @@ from fork.suites.commit import run_stack, run_upstream
 from fork.suites.files import LAB, SUITES, own_files
 from fork.suites.from_source import run_on_build
 from fork.suites.keys import contents, digest
-from fork.suites.own import PARTS, run_own, run_sanitized, triton
+from fork.suites.own import PARTS, run_own, run_sanitized, triton, with_triton
 from fork.suites.plan import Plan, problems
 from fork.suites.record import Record
 from fork.suites.record import finish as finish_record

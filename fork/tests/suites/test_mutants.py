@@ -111,9 +111,22 @@ def test_a_file_is_exchanged_in_the_copy_alone(tmp_path):
 @pytest.mark.parametrize(("status", "failed"), [(0, False), (1, True), (-6, True), (None, True)])
 def test_what_pytest_says(status, failed, tmp_path, monkeypatch):
     lab = Lab.__new__(Lab)
-    lab.folder, lab.python, lab.env = tmp_path, "python", {}
+    lab.folder, lab.site, lab.python, lab.env = tmp_path, tmp_path, "python", {}
     monkeypatch.setattr(mutants, "status_of", lambda *args: status)
     assert lab.failed("test_x.py -k one", "a") == failed
     monkeypatch.setattr(mutants, "status_of", lambda *args: 5)
     with pytest.raises(ForkError, match="pytest ends with status 5"):
         lab.failed("test_x.py -k one", "a")
+
+
+@pytest.mark.parametrize(("file", "place"), [("test_x.py", "site"), ("test_t.py", "site:triton")])
+def test_where_a_test_finds_its_modules(file, place, tmp_path, monkeypatch):
+    lab, seen = Lab.__new__(Lab), []
+    lab.folder, lab.site, lab.python, lab.env = tmp_path, "site", "python", {}
+    monkeypatch.setattr(mutants, "status_of", lambda *args: seen.append(args[2]) or 0)
+    triton = {"test_t.py": {"PYTHONPATH": "triton"}}
+    monkeypatch.setattr(
+        mutants, "with_triton", lambda suites: {x: triton[x] for x in suites if x in triton}
+    )
+    lab.failed(f"{file} -k one", "a")
+    assert seen == [{"PYTHONPATH": place}]
