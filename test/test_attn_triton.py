@@ -465,14 +465,23 @@ class TestAttnTriton(TritonTestCase):
                 x, y = (z.to(dtype).where(z.isfinite(), math.nan) for z in results)
                 self.assertEqual(x, y, rtol=0.1, atol=0.1)
 
-    def test_samples_may_be_far_apart(self):
-        """Their offsets do not fit in 32 bits."""
-        (q, k, v), _ = sized(3, 4, 5, 2, 2).make("cpu", torch.half)
+    @parametrize(
+        "batch,m,stride",
+        (
+            ((2,), 3, (2**31, 5, 1)),
+            ((3,), 3, (2**30, 5, 1)),
+            ((), 385, (triton_impl.LARGEST_STRIDE, 1)),
+        ),
+        name_fn=lambda batch, m, stride: "rows" if m > 3 else f"{batch[0]}_samples",
+    )
+    def test_what_is_read_may_be_far_apart(self, batch, m, stride):
+        """Offsets do not fit in 32 bits, even where strides do."""
+        (q, k, v), _ = sized(m, 4, 5, 2, *batch).make("cpu", torch.half)
         try:
-            memory = torch.empty(2**31 + 15, dtype=torch.half)
+            memory = torch.empty(q.size(0) * stride[0], dtype=torch.half)
         except RuntimeError:
-            self.skipTest("needs addresses of 4 GiB, of which hardly any are used")
-        far = memory.as_strided(q.shape, (2**31, 5, 1)).copy_(q)
+            self.skipTest("needs addresses of 8 GiB, of which hardly any are used")
+        far = memory.as_strided(q.shape, stride).copy_(q)
         expected = torch.attn_output(q, k, v)
         self.assert_bitwise([torch.attn_output(far, k, v)], [expected])
         self.assert_launched("output", "output")

@@ -36,16 +36,6 @@ from torch._native.ops.attn import triton_impl, triton_kernels
 
 
 SHARED = 232448  # bytes that a block of an H100 can have
-# What each call launches.
-CALLS = {
-    "attn": ("attn",),
-    "attn_backward": ("stored_grad_q", "stored_grad_kv"),
-    "of_grad_attn": ("stored_grad_q", "stored_grad_kv"),
-    "attn_output": ("output",),
-    "attn_output_backward": ("grad_q", "grad_kv"),
-    "jvp": ("tangent",),
-    "double_backward": ("tangent_grad_q", "tangent_grad_kv"),
-}
 
 
 class Driver:
@@ -88,38 +78,32 @@ def tensors(m, n, d, e, dtype, is_apart):
     return q, k, v, grad_output, attn.clone(), attn
 
 
-def run(call, q, k, v, grad_output, grad_attn, attn):
-    """Runs `impl` of the operator for which the call is; `cond` must take it."""
-    full = k.expand(*q.shape[:-2], -1, -1), v.expand(*q.shape[:-2], -1, -1)
-    op, args, options = {
-        "attn": ("attn", (q, *full), {}),
-        "attn_backward": (
-            "_attn_backward",
-            (grad_output, None, q, *full, attn, [True] * 3),
-            {},
-        ),
-        "of_grad_attn": (
-            "_attn_backward",
-            (grad_output, grad_attn, q, *full, attn, [True] * 3),
-            {},
-        ),
-        "attn_output": ("attn_output", (q, k, v), {"is_causal": True, "scale": 0.5}),
-        "attn_output_backward": (
+def calls(q, k, v, grad_output, grad_attn, attn):
+    """Operators, their arguments, and the kernels that they launch."""
+    k_each, v_each = (x.expand(*q.shape[:-2], -1, -1) for x in (k, v))
+    stored = ("stored_grad_q", "stored_grad_kv")
+    given = q, k_each, v_each, attn, [True] * 3
+    causal = {"is_causal": True, "scale": 0.5}
+    seconds = q, k, None, True, 0.5, [True] * 4
+    return (
+        ("attn", given[:3], {}, ("attn",)),
+        ("_attn_backward", (grad_output, None, *given), {}, stored),
+        ("_attn_backward", (grad_output, grad_attn, *given), {}, stored),
+        ("attn_output", (q, k, v), causal, ("output",)),
+        (
             "_attn_output_backward",
             (grad_output, q, k, v, True, 1.0, [True] * 3),
             {},
+            ("grad_q", "grad_kv"),
         ),
-        "jvp": ("_attn_output_jvp", (q, k, v, q, None, v, False, 0.5), {}),
-        "double_backward": (
+        ("_attn_output_jvp", (q, k, v, q, None, v, False, 0.5), {}, ("tangent",)),
+        (
             "_attn_output_double_backward",
-            (grad_output, q, k, v, q, k, None, True, 0.5, [True] * 4),
+            (grad_output, q, k, v, *seconds),
             {},
+            ("tangent_grad_q", "tangent_grad_kv"),
         ),
-    }[call]
-    cond, impl = triton_impl.OVERRIDES[op]
-    if not cond(*args, **options):
-        raise AssertionError(f"{op} is composed")
-    impl(*args, **options)
+    )
 
 
 class TestAttnTritonCompile(TestCase):
@@ -141,7 +125,7 @@ class TestAttnTritonCompile(TestCase):
             patch.start()
             self.addCleanup(patch.stop)
 
-    # The sizes of what is wanted, and what no size or stride divides.
+    # The second sizes and strides are divided by nothing.
     @parametrize(
         "dtype,sizes,is_apart",
         (
@@ -151,21 +135,26 @@ class TestAttnTritonCompile(TestCase):
         ),
         name_fn=lambda dtype, sizes, is_apart: "_".join(map(str, sizes)),
     )
-    @parametrize("call", [*CALLS])
-    def test_a_call_compiles(self, call, dtype, sizes, is_apart):
+    def test_calls(self, dtype, sizes, is_apart):
         given = tensors(*sizes, dtype, is_apart)
-        run(call, *given)
         problem = triton_impl.Problem(*given[:3])
-        self.assertEqual(
-            [plan for plan, _ in self.made],
-            [problem.plan(name)[:-1] for name in CALLS[call]],
-        )
-        for name, (_, kernel) in zip(CALLS[call], self.made):
-            self.assertIn("cubin", kernel.asm)
-            self.assertLessEqual(kernel.metadata.shared, problem.plan(name).shared)
-            if dtype == torch.bfloat16:
-                # What the loops read is copied in the background while tiles are multiplied.
-                self.assertTrue("async_copy_global_to_local" in kernel.asm["ttgir"])
+        for op, args, options, names in calls(*given):
+            with self.subTest(op=op):
+                cond, impl = triton_impl.OVERRIDES[op]
+                self.assertTrue(cond(*args, **options))
+                self.made.clear()
+                impl(*args, **options)
+                plans = [problem.plan(name) for name in names]
+                self.assertEqual(
+                    [plan for plan, _ in self.made], [p[:-1] for p in plans]
+                )
+                for plan, (_, kernel) in zip(plans, self.made):
+                    self.assertIn("cubin", kernel.asm)
+                    self.assertLessEqual(kernel.metadata.shared, plan.shared)
+                    if dtype == torch.bfloat16:
+                        # What the loops read is copied in the background meanwhile.
+                        is_copied = "async_copy_global_to_local" in kernel.asm["ttgir"]
+                        self.assertTrue(is_copied)
 
 
 instantiate_parametrized_tests(TestAttnTritonCompile)
