@@ -20,6 +20,7 @@ from exercise import (
     about,
     apply,
     compare,
+    keeps_well,
     normal,
     parts,
     passes,
@@ -446,6 +447,7 @@ def check(attempt):
             (found,) = torch.autograd.grad(list(both(x)), x, grads, allow_unused=True)
             truth = sum(g * slope for g, slope in zip(grads, slopes, strict=True))
             compare("The gradient of x", found, truth)
+    keeps_well(attempt, {"x": normal(3)})
     passes(gradgradcheck, attempt.apply, normal(3))
 
 

@@ -33,12 +33,14 @@ CONTENDERS = {
     "Function in Python": LinearFunction.apply,
 }
 try:
-    import linear_extension
-except ModuleNotFoundError:
-    print("linear_extension is not installed: nothing in C++ is tested and timed")
+    from linear_extension import linear, linear_cpp_function
+except ImportError:  # where it is not installed, its folder beside this file is found
+    print(
+        "linear_extension is not installed (lesson 10): nothing in C++ is tested and timed"
+    )
 else:
-    CONTENDERS["operator in C++"] = linear_extension.linear
-    CONTENDERS["Function in C++"] = linear_extension.linear_cpp_function
+    CONTENDERS["operator in C++"] = linear
+    CONTENDERS["Function in C++"] = linear_cpp_function
 
 # %%
 # First: right

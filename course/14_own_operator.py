@@ -284,7 +284,7 @@ OF_BOTH_LANGUAGES = (
 )
 
 
-def refuse_what_only_python_knows(formula):
+def refuse_what_only_python_knows(formula, names):
     """The generator pastes a formula into C++: there it has to mean the same."""
     tree = ast.parse(formula.strip(), mode="eval")
     called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
@@ -294,11 +294,14 @@ def refuse_what_only_python_knows(formula):
         if isinstance(node, ast.Constant):
             known = type(node.value) in (int, float)
         elif isinstance(node, ast.Name):
-            known = node.id in ("grad", "a", "b", "result")
+            known = node.id in names
         elif isinstance(
             node, ast.Attribute
         ):  # a method, and one of a tensor in C++ too
             known = id(node) in called and hasattr(torch.ops.aten, node.attr)
+            assert not (known and node.attr.endswith("_")), (
+                f"{node.attr} changes a tensor in place, which others use too."
+            )
         elif isinstance(node, ast.Call):
             known = isinstance(node.func, ast.Attribute) and not node.keywords
         elif isinstance(node, ast.Compare):
@@ -329,10 +332,14 @@ def check(attempt):
         f"It takes {', '.join(map(str, schema.arguments.flat_all))}, not Tensor a, Tensor b."
     )
     assert [str(r.type) for r in schema.returns] == ["Tensor"], "It returns a Tensor."
+    for key in given:
+        assert key in ("name", "a", "b", "result"), (
+            f"There is a formula for {key}, which is no argument of log_add."
+        )
     for name in "ab":
         assert isinstance(given.get(name), str), f"There is no formula for {name}."
         with about(f"the formula for {name}"):
-            refuse_what_only_python_knows(given[name])
+            refuse_what_only_python_knows(given[name], ("grad", "a", "b", "result"))
     ends = torch.tensor([[0.0, 1000, -1000, 1000], [0, -1000, 1000, 1000]])
     a, b = (torch.cat([end.double(), torch.randn(20).double()]) for end in ends)
     a.requires_grad_(), b.requires_grad_()
@@ -347,6 +354,24 @@ def check(attempt):
             f"The gradient of {name} is not finite: {found}."
         )
         compare(f"The gradient of {name}", found, truth)
+    if "result" in given:  # a formula for forward mode, which may be left out
+        check_tangent(given["result"], a.detach(), b.detach())
+
+
+def check_tangent(formula, a, b):
+    """`formula` is of the tangents a_t, b_t, at a_p, b_p."""
+    assert formula != "auto_element_wise", (
+        "auto_element_wise is for functions of one tensor: the generator refuses it."
+    )
+    assert formula != "auto_linear", "auto_linear: log_add is not linear."
+    tangents = torch.randn_like(a), torch.randn_like(b)
+    result, truth = torch.func.jvp(torch.logaddexp, (a, b), tangents)
+    names = dict(zip(("a_t", "b_t", "a_p", "b_p"), (*tangents, a, b), strict=True))
+    names["result"] = result
+    with about("the formula for result"):
+        refuse_what_only_python_knows(returned(formula, str, "entry"), tuple(names))
+        found = eval(formula.strip(), {}, names)
+    compare("The tangent", found, truth)
 
 
 report(check, entry)

@@ -5,9 +5,11 @@ A checker draws its inputs and looks at what an attempt does with them, not at h
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 import traceback
+import weakref
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
@@ -119,10 +121,32 @@ def compare(
     assert close, f"{what} is wrong."
 
 
+def bits(tensor: torch.Tensor) -> bytes:
+    """The tensor's values, where a NaN is equal to itself. NumPy reads them: no mode sees it."""
+    return tensor.detach().resolve_conj().resolve_neg().numpy().tobytes()
+
+
+@contextmanager
+def unchanged(given: dict):
+    """Refuses what writes into a tensor among `given`, each of which is named by its key."""
+    before = {k: bits(t) for k, t in given.items() if isinstance(t, torch.Tensor)}
+    yield
+    for name, values in before.items():
+        assert bits(given[name]) == values, (
+            f"{name} was changed: the tensor is not yours, others use it too. Write into "
+            "a new one."
+        )
+
+
 def apply(attempt, *inputs):
     """The result of `attempt`, a Function: a tensor, or a tuple if it has more than one."""
-    with about("forward"):
-        result = attempt.apply(*inputs)
+    tensors = {i: t for i, t in enumerate(inputs, 1) if isinstance(t, torch.Tensor)}
+    alone = len(tensors) == 1
+    with unchanged(
+        {"The input" if alone else f"Input {i}": tensors[i] for i in tensors}
+    ):
+        with about("forward"):
+            result = attempt.apply(*inputs)
     return returned(result, (torch.Tensor, tuple), "forward")
 
 
@@ -151,7 +175,12 @@ def gradients(result, inputs: dict, *grads) -> dict:
     }
     if by_a_function(result):
         backward = type(result.grad_fn)._forward_cls.backward
-        with about("backward"), torch.no_grad():
+        names = ["The gradient that came in"]
+        if len(grads) > 1:
+            names = [f"Gradient {i} that came in" for i in range(1, len(grads) + 1)]
+        came = dict(zip(names, grads, strict=True))
+        came |= {f"In backward {name}": given for name, given in inputs.items()}
+        with unchanged(came), about("backward"), torch.no_grad():
             found = backward(result.grad_fn, *grads)
         assert not isinstance(found, list), "backward returns a list: return a tuple."
         found = parts(found, list(inputs), "backward")
@@ -171,6 +200,49 @@ def gradients(result, inputs: dict, *grads) -> dict:
         shapes = f"{tuple(grad.shape)}, not {tuple(given.shape)}"
         assert grad.shape == given.shape, f"{what} has the shape {shapes}."
     return {name: found[name] for name in wants}
+
+
+def keeps_well(attempt, inputs: dict) -> None:
+    """Refuses what a right Function keeps where autograd does not know of it: on ctx.
+
+    An input that is kept there, and changed later, makes wrong gradients. A result that is
+    kept there is never freed: it keeps its node, which is ctx.
+    """
+    tensors = {k: t for k, t in inputs.items() if isinstance(t, torch.Tensor)}
+
+    def run(changed=None):
+        fresh = {k: t.detach().clone().requires_grad_() for k, t in tensors.items()}
+        made = apply(attempt, *(inputs | fresh).values())
+        made = made if isinstance(made, tuple) else (made,)
+        if changed:
+            fresh[changed].detach().mul_(-3)
+        grads = [torch.ones_like(one) for one in made]
+        return torch.autograd.grad(
+            made, [*fresh.values()], grads, allow_unused=True, materialize_grads=True
+        )
+
+    wanted = run()
+    for name in tensors:
+        try:
+            found = run(name)
+        except RuntimeError:  # a saved tensor has changed: autograd says so
+            continue
+        assert all(torch.allclose(*pair) for pair in zip(found, wanted, strict=True)), (
+            f"{name} is changed after the call, and the gradients are wrong without a "
+            "word: is it kept beside save_for_backward?"
+        )
+    made = apply(attempt, *inputs.values())
+    alive = [weakref.ref(t) for t in (made if isinstance(made, tuple) else (made,))]
+    collects = gc.isenabled()
+    gc.disable()  # it would free the cycle, some day
+    del made
+    kept = any(result() is not None for result in alive)
+    if collects:
+        gc.enable()
+    assert not kept, (
+        "A result is kept by its own node, and keeps it: the memory of both is not freed. "
+        "Keep a result by save_for_backward, which breaks the cycle."
+    )
 
 
 def passes(test: Callable, function: Callable, inputs) -> None:
