@@ -28,8 +28,8 @@ torch.manual_seed(0)
 # %%
 # The classical form
 # ------------------
-# A Function is never made an object of: it is a class of two static methods, called
-# by ``apply``.
+# A Function is a class with two static methods. You never create an object of it: you
+# call its method ``apply``, which it inherits.
 #
 # - ``forward(ctx, ...)`` gets plain tensors: autograd does not record inside it.
 # - ``ctx`` keeps what ``backward`` needs. A tensor that is an input or a result goes

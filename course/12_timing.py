@@ -172,12 +172,16 @@ print({name: f"{value / least:.1f} x" for name, value in overhead.items()})
 
 
 def times_as_fast(f, g, clock):
-    """The time of g() over that of f(), as the fair measurement of many calls says it."""
+    """The time of g() divided by that of f(), measured fairly over many calls of both."""
     raise NotImplementedError  # your turn
 
 
 class Machine:
-    """Its time goes on only when something runs; the more has run, the slower it is."""
+    """A computer with a clock of its own, which goes on only while a program runs.
+
+    With `wears`, each call is slower than the one before it. With `hiccups`, one call in
+    14 takes a hundred times as long.
+    """
 
     def __init__(self, wears, hiccups):
         self.now, self.calls, self.wears, self.hiccups = 0.0, 0, wears, hiccups

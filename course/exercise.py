@@ -142,11 +142,13 @@ def apply(attempt, *inputs):
     """The result of `attempt`, a Function: a tensor, or a tuple if it has more than one."""
     tensors = {i: t for i, t in enumerate(inputs, 1) if isinstance(t, torch.Tensor)}
     alone = len(tensors) == 1
-    with unchanged(
-        {"The input" if alone else f"Input {i}": tensors[i] for i in tensors}
+    with (
+        unchanged(
+            {"The input" if alone else f"Input {i}": tensors[i] for i in tensors}
+        ),
+        about("forward"),
     ):
-        with about("forward"):
-            result = attempt.apply(*inputs)
+        result = attempt.apply(*inputs)
     return returned(result, (torch.Tensor, tuple), "forward")
 
 

@@ -45,7 +45,8 @@ LAYOUTS = (
     Layout("partial_v", "R R P", "P", "P P R"),
     Layout("average_v", "R R A", "A", "A A R"),
     Layout("causal_columns_of_v", "R R c", "c", "P P c", True),
-    # A mask goes by the places in the whole: what is split is gathered.
+    # Which elements are masked depends on their rows and columns in the whole matrix, so
+    # tensors that are sharded by rows are gathered first.
     Layout("causal_rows", "r R R", "R", "R R R", True, forward=1),
     Layout("causal_keys", "R r r", "R", "R R R", True, forward=2),
     Layout("batch", "b b b", "b", "b b b", True, batch=(4,), shared=(4,)),

@@ -41,8 +41,10 @@ class Nvcc:
     oldest: int  # architecture that it knows
 
     def with_oldest(self) -> Nvcc:
-        """The same for the oldest architecture too: what the graft leaves out, but upstream may
-        not."""
+        """Returns this compiler with its oldest architecture added to those it compiles for.
+
+        The graft leaves that architecture out, but upstream's own build may compile for it.
+        """
         return replace(self, architectures=tuple(sorted({self.oldest, *self.architectures})))
 
 

@@ -59,7 +59,7 @@ def only(text: str, where: str) -> str | SpecifierSet:
 
 @dataclass
 class Held:
-    """What holds for some upstreams only."""
+    """An edit, or a block of one, that can be limited to some upstreams: see `only`."""
 
     only: list[str | SpecifierSet] = field(default_factory=list, kw_only=True)
 

@@ -137,7 +137,8 @@ class Commit:
         return cls(int(named[1]), folder, parts[2].strip(), parts[3], **lists)
 
     def kept(self) -> list[str]:
-        """The files whose version of this commit is in its folder, as a later commit changes it."""
+        """Returns the files of which this commit's folder has a version: a later commit changes
+        them again."""
         return [path for path in files_under(self.folder) if path != "commit.md"]
 
     def text(self) -> str:
@@ -157,7 +158,7 @@ class Commit:
         return f"[{PROJECT} {self.number}/{of}] {self.title}"
 
     def message(self, of: int) -> str:
-        """What the real commit says, as number so and so of `of`; `absorb` reads it."""
+        """Returns the real commit's message in a series of `of`; `absorb` reads it back."""
         why, *others = (self.section(title) for title in SECTIONS)
         parts = [self.subject(of), why]
         parts += [f"{t}:\n\n{text}" for t, text in zip(SECTIONS[1:], others, strict=True)]

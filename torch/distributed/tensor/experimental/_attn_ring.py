@@ -114,10 +114,10 @@ class _Side:
         }
 
     def pieces(self) -> Iterator[tuple[int, int, int, int, int]]:
-        """Each run of rows that is in one shard and in one block.
+        """Cuts the rows where a shard or a block ends, and yields each piece.
 
-        As the shard's rank and the first row in it, the block and the first row in it, and
-        the number of rows.
+        A piece is five numbers: the rank whose shard it is in and its first row there, the
+        block that it is in and its first row there, and how many rows it has.
         """
         for rank, end in enumerate(accumulate(self.shards)):
             first = row = end - self.shards[rank]
@@ -197,7 +197,8 @@ class _Ring:
                 if self.is_causal and j > i:
                     continue
                 distance = self.cols.home(j) - self.rows.home(i)
-                # Of its own rank's columns, a row sees those before its home last.
+                # A rank works on its own columns in two steps. The first step takes the
+                # columns from the row's home on, the last step those before it.
                 if step in (0, self.ranks) and (distance < 0) != (step == self.ranks):
                     continue
                 found.append((distance % self.rows.homes, i, j))
@@ -414,7 +415,7 @@ def _prepare(
 
 
 def _common(value: Any) -> str:
-    """What ranks have to have in common: of a tensor's description all but how many rows it has."""
+    """Returns the part of a tensor's description that all ranks must agree on: not its rows."""
     if not isinstance(value, tuple):
         return str(value)
     shape, dtype, device, has_gradient = value
