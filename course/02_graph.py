@@ -278,6 +278,10 @@ def check(attempt):
     for tensor in (torch.attn(q, k, v)[0], *waits_twice(), *drawn):
         found = attempt(tensor.grad_fn)
         order = list(returned(found, Iterable, "execution_order"))
+        for one in order:
+            assert hasattr(one, "next_functions"), (
+                f"{one!r} is something that is no node."
+            )
         assert order and order[0] is tensor.grad_fn, "The first is not the node given."
         assert len(set(order)) == len(order), (
             "A node is there twice: its gradient would be too."

@@ -306,7 +306,9 @@ def check(attempt):
                     ours = getattr(fake, form)
                     theirs = getattr(inputs[0] if form == "device" else real, form)
                     assert ours == theirs, f"The {form} is {ours}, not {theirs}."
-                assert fake.stride() == real.stride(), (
+                pairs = zip(fake.stride(), real.stride(), real.shape, strict=True)
+                # Where a size is 1, no step is ever made.
+                assert all(ours == theirs for ours, theirs, n in pairs if n != 1), (
                     f"The strides are {fake.stride()}, not {real.stride()}."
                 )
         far = torch.device("cuda", 0)  # a fake tensor's may be one that is not here

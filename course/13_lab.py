@@ -345,7 +345,7 @@ def check(attempt):
         with about(f"gradcheck of {what} fails, which is too easy to find"):
             suite(attempt.apply)
     assert notices(second, attempt) or notices(second_of_both, attempt), (
-        "gradgradcheck is content: nothing is broken."
+        "gradgradcheck is content: it finds nothing wrong."
     )
     with about("backward, under create_graph"):
         ours = second_gradients(attempt.apply)

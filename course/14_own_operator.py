@@ -286,7 +286,13 @@ OF_BOTH_LANGUAGES = (
 
 def refuse_what_only_python_knows(formula, names):
     """The generator pastes a formula into C++: there it has to mean the same."""
-    tree = ast.parse(formula.strip(), mode="eval")
+    try:
+        tree = ast.parse(formula, mode="eval")
+    except SyntaxError:
+        raise AssertionError(
+            f"{formula!r} is no expression of both languages: write methods of tensors, "
+            "and + - * /."
+        ) from None
     called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     for node in ast.walk(tree):
         text = ast.unparse(node) if isinstance(node, ast.expr) else type(node).__name__
@@ -339,6 +345,7 @@ def check(attempt):
     for name in "ab":
         assert isinstance(given.get(name), str), f"There is no formula for {name}."
         with about(f"the formula for {name}"):
+            given[name] = " ".join(given[name].split())  # a formula may have many lines
             refuse_what_only_python_knows(given[name], ("grad", "a", "b", "result"))
     ends = torch.tensor([[0.0, 1000, -1000, 1000], [0, -1000, 1000, 1000]])
     a, b = (torch.cat([end.double(), torch.randn(20).double()]) for end in ends)
@@ -349,7 +356,9 @@ def check(attempt):
     names = {"grad": grad, "a": a.detach(), "b": b.detach(), "result": result.detach()}
     for name, truth in zip("ab", truths, strict=True):
         with about(f"the formula for {name}"):
-            found = eval(given[name].strip(), {}, names)
+            found = eval(given[name], {}, names)
+        with about(f"the formula for {name}, on another device than the CPU"):
+            eval(given[name], {}, {key: t.to("meta") for key, t in names.items()})
         assert isinstance(found, torch.Tensor) and found.isfinite().all(), (
             f"The gradient of {name} is not finite: {found}."
         )
@@ -369,8 +378,9 @@ def check_tangent(formula, a, b):
     names = dict(zip(("a_t", "b_t", "a_p", "b_p"), (*tangents, a, b), strict=True))
     names["result"] = result
     with about("the formula for result"):
-        refuse_what_only_python_knows(returned(formula, str, "entry"), tuple(names))
-        found = eval(formula.strip(), {}, names)
+        formula = " ".join(returned(formula, str, "entry").split())
+        refuse_what_only_python_knows(formula, tuple(names))
+        found = eval(formula, {}, names)
     compare("The tangent", found, truth)
 
 

@@ -233,6 +233,10 @@ WRONG[2] = {
         counts_nodes_takes_away_edges,
         "which it waits for",
     ),
+    "names": (
+        lambda node: [one.name() for one in counts(node)],
+        "Backward0' is something that is no node.",
+    ),
 }
 RIGHT[2] = {"Kahn's": counts, "by the longest path": longest_path}
 
@@ -520,6 +524,14 @@ def loses_a_gradient(function, x, y):
     return right
 
 
+def adds_to_a_gradient(function, x, y):
+    fresh = x.grad is None
+    function(x, y).sum().backward()
+    if fresh:
+        x.grad = y.grad = None
+    return compare(function, (x, y), (0, 1))
+
+
 WRONG[6] = {
     "the first entry": (
         lambda *a: all(close(n[0, 0], t[0, 0]) for n, t in jacobians(*a)),
@@ -562,6 +574,10 @@ WRONG[6] = {
     "sets .grad to None": (
         loses_a_gradient,
         "The .grad that x had is lost.",
+    ),
+    "adds to .grad": (
+        adds_to_a_gradient,
+        "The .grad that x had is another afterwards.",
     ),
 }
 RIGHT[6] = {
@@ -776,6 +792,16 @@ WRONG[8] = {
         ),
         "A result is kept by its own node",
     ),
+    "writes into grad_sin": (
+        sin_cos(
+            lambda x, s, c: (
+                s.mul_(x.cos())
+                if c is None
+                else sin_cos_by_terms(x, s, c, x.cos(), -x.sin())
+            )
+        ),
+        "The gradient that came in was changed",
+    ),
 }
 RIGHT[8] = {
     "addcmul": sin_cos(by_addcmul),
@@ -965,6 +991,8 @@ RIGHT[10] = {
     "empty": lambda x, y: torch.empty(
         *x.shape[:-1], y.size(-2), dtype=promoted(x), device=x.device
     ),
+    # Its strides differ where a size is 1, which nobody can tell.
+    "einsum": lambda x, y: torch.einsum("...nd,...md->...nm", x, y).to(promoted(x)),
 }
 
 # 11: the arithmetic of a launch
@@ -1033,7 +1061,14 @@ WRONG[11] = {
         "is outside of C.",
     ),
 }
-RIGHT[11] = {"divmod": tiles(row_major), "listed": listed}
+RIGHT[11] = {
+    "divmod": tiles(row_major),
+    "listed": listed,
+    "entries as lists": lambda *sizes: [
+        listed(*sizes)[0],
+        lambda block, thread: (e := listed(*sizes)[1](block, thread)) and [*e],
+    ],
+}
 
 
 # 12: times as fast
@@ -1078,6 +1113,10 @@ WRONG[12] = {
     "the slowest": (
         in_turn(lambda ts: max(g for _, g in ts) / max(f for f, _ in ts)),
         "on a machine",
+    ),
+    "the first pair of many": (
+        in_turn(lambda ts: ts[0][1] / ts[0][0]),
+        "on a machine with hiccups",
     ),
 }
 RIGHT[12] = {
@@ -1232,11 +1271,32 @@ WRONG[14] = {
         lambda: {**entry()(), "c": "grad"},
         "There is a formula for c, which is no argument of log_add.",
     ),
+    "C++'s own": (
+        entry("grad * at::sigmoid(a - b)"),
+        "the formula for a: 'grad * at::sigmoid(a - b)' is no expression of both languages",
+    ),
+    "on the CPU": (
+        entry("grad * (a - b).sigmoid().cpu()"),
+        "the formula for a, on another device than the CPU",
+    ),
+    "auto_linear": (
+        lambda: {**entry()(), "result": "auto_linear"},
+        "log_add is not linear",
+    ),
+    "a wrong tangent": (
+        lambda: {**entry()(), "result": "a_t + b_t"},
+        "The tangent is wrong.",
+    ),
 }
 RIGHT[14] = {
     "by the result": entry("grad * (a - result).exp()", "grad * (b - result).exp()"),
     "by a quotient": entry("grad / (1 + (b - a).exp())", "grad / ((a - b).exp() + 1)"),
     "by tanh": entry(b="0.5 * grad * (1 + ((b - a) / 2).tanh())"),
+    "in two lines": entry("grad *\n  (a - b).sigmoid()"),
+    "with a tangent": lambda: {
+        **entry()(),
+        "result": "a_t * (a_p - result).exp() + b_t * (b_p - result).exp()",
+    },
 }
 
 # 15: kinds of operators
