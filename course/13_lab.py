@@ -301,9 +301,9 @@ assert found_by("Shifted") == {
 # Exercise
 # --------
 # Break it yourself: a Function for ``attn`` whose values and first gradients pass
-# gradcheck, and whose *second* ones, of one result or of both, do not pass
-# gradgradcheck. Another way than ``SavesNumbers``: its second gradients must be other
-# than those. A solution is in
+# gradcheck, also where both results are used, and whose *second* ones, of one result or
+# of both, do not pass gradgradcheck. Another way than ``SavesNumbers``: its second
+# gradients must be other than those. A solution is in
 # :download:`course/solutions/13_lab.py </../course/solutions/13_lab.py>`.
 
 

@@ -11,7 +11,7 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -121,33 +121,33 @@ def compare(
     assert close, f"{what} is wrong."
 
 
-def bits(tensor: torch.Tensor) -> bytes:
-    """The tensor's values, where a NaN is equal to itself. NumPy reads them: no mode sees it."""
-    return tensor.detach().resolve_conj().resolve_neg().numpy().tobytes()
+def same(found: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """Whether all entries are the same, where a NaN is the same as a NaN."""
+    return torch.allclose(found, wanted, rtol=0, atol=0, equal_nan=True)
 
 
 @contextmanager
 def unchanged(given: dict):
     """Refuses what writes into a tensor among `given`, each of which is named by its key."""
-    before = {k: bits(t) for k, t in given.items() if isinstance(t, torch.Tensor)}
+    tensors = {k: t.detach() for k, t in given.items() if isinstance(t, torch.Tensor)}
+    before = {name: t.clone() for name, t in tensors.items()}
     yield
-    for name, values in before.items():
-        assert bits(given[name]) == values, (
+    for name, tensor in tensors.items():
+        assert same(tensor, before[name]), (
             f"{name} was changed: the tensor is not yours, others use it too. Write into "
             "a new one."
         )
 
 
-def apply(attempt, *inputs):
-    """The result of `attempt`, a Function: a tensor, or a tuple if it has more than one."""
+def apply(attempt, *inputs, within=None):
+    """The result of `attempt`, a Function: a tensor, or a tuple if it has more than one.
+
+    `within` is a context that is entered for the attempt alone.
+    """
     tensors = {i: t for i, t in enumerate(inputs, 1) if isinstance(t, torch.Tensor)}
     alone = len(tensors) == 1
-    with (
-        unchanged(
-            {"The input" if alone else f"Input {i}": tensors[i] for i in tensors}
-        ),
-        about("forward"),
-    ):
+    named = {"The input" if alone else f"Input {i}": tensors[i] for i in tensors}
+    with unchanged(named), about("forward"), within or nullcontext():
         result = attempt.apply(*inputs)
     return returned(result, (torch.Tensor, tuple), "forward")
 
