@@ -1,4 +1,4 @@
-"""What every lesson ends with: an attempt at its exercise, put before the lesson's checker.
+"""Each lesson ends with an exercise: the reader's attempt is put before the lesson's checker.
 
 A checker draws its inputs and looks at what an attempt does with them, not at how it is written.
 """
@@ -53,23 +53,23 @@ def report(check: Callable[..., None], attempt: Callable) -> None:
 
 
 def to_do(error: Exception) -> bool:
-    """Whether it is the exercise's own; torch's NotImplementedErrors have a message."""
+    """Returns True for the exercise's own error; torch's NotImplementedErrors have a message."""
     return isinstance(error, NotImplementedError) and not error.args
 
 
 def size(low: int, high: int) -> int:
-    """A drawn number from `low` to `high`, both included."""
+    """Draws a whole number from `low` to `high`, both included."""
     return torch.randint(low, high + 1, ()).item()
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.double) -> torch.Tensor:
-    """A drawn tensor that requires grad."""
+    """Draws a tensor that requires grad."""
     return torch.randn(shape, dtype=dtype, requires_grad=True)
 
 
 @contextmanager
 def about(what: str):
-    """Says of which input or method it is what is found wrong inside, or raised there."""
+    """Adds `what` to the front of an error inside: the input or the method that it is about."""
     try:
         yield
     except AssertionError as error:
@@ -86,7 +86,7 @@ def first_line(error: Exception) -> str:
 
 
 def returned(value, kind: type | tuple, what: str):
-    """`value`, which `what` returns, if it is of that kind: None is a forgotten return."""
+    """Returns `value`, which `what` returned, if it is of that kind; None is a forgotten return."""
     assert value is not None, f"{what} returns None: is its `return` forgotten?"
     kinds = kind if isinstance(kind, tuple) else (kind,)
     names = " or ".join(k.__name__ for k in kinds)
@@ -97,7 +97,7 @@ def returned(value, kind: type | tuple, what: str):
 
 
 def parts(value, names: list[str], what: str) -> dict:
-    """What `what` returns, one for each of `names`, by name."""
+    """Returns the values that `what` returned by name, one for each of `names`."""
     if not isinstance(value, (tuple, list)):
         value = (value if len(names) == 1 else returned(value, object, what),)
     given, more = value[: len(names)], value[len(names) :]
@@ -122,7 +122,7 @@ def compare(
 
 
 def same(found: torch.Tensor, wanted: torch.Tensor) -> bool:
-    """Whether all entries are the same, where a NaN is the same as a NaN."""
+    """Returns True if all entries are the same, where a NaN is the same as a NaN."""
     return torch.allclose(found, wanted, rtol=0, atol=0, equal_nan=True)
 
 
@@ -140,7 +140,7 @@ def unchanged(given: dict):
 
 
 def apply(attempt, *inputs, within=None):
-    """The result of `attempt`, a Function: a tensor, or a tuple if it has more than one.
+    """Returns the result of `attempt`, a Function: a tensor, or a tuple of more than one.
 
     `within` is a context that is entered for the attempt alone.
     """
@@ -153,12 +153,12 @@ def apply(attempt, *inputs, within=None):
 
 
 def by_a_function(result: torch.Tensor) -> bool:
-    """Whether a Function made it: one in Python."""
+    """Returns True if a Function in Python made it."""
     return isinstance(result.grad_fn, BackwardCFunction)
 
 
 def gradients(result, inputs: dict, *grads) -> dict:
-    """The gradients of the tensors among `inputs` that require grad, by name.
+    """Returns the gradients of the tensors among `inputs` that require grad, by name.
 
     A Function's backward is called itself, so that we see what autograd would put right.
 
@@ -205,7 +205,7 @@ def gradients(result, inputs: dict, *grads) -> dict:
 
 
 def keeps_well(attempt, inputs: dict) -> None:
-    """Refuses what a right Function keeps where autograd does not know of it: on ctx.
+    """Refuses a tensor that is kept where autograd does not know of it: as an attribute of ctx.
 
     An input that is kept there, and changed later, makes wrong gradients. A result that is
     kept there is never freed: it keeps its node, which is ctx.
@@ -258,7 +258,7 @@ def passes(test: Callable, function: Callable, inputs) -> None:
 
 
 class Calls(TorchDispatchMode):
-    """The operators that are called inside, as `names`; what only copies or views is left out."""
+    """Records the operators that are called inside, as `names`, without what copies or views."""
 
     LEFT_OUT = (
         *("alias", "as_strided", "clone", "_to_copy", "detach", "empty", "empty_like"),
