@@ -48,7 +48,7 @@ double now() {
       .count();
 }
 
-// Seconds in which every thread does `work(thread)`.
+// Returns the seconds in which every thread does `work(thread)`.
 double trial(const std::function<void(int)>& work) {
   std::atomic<int> ready{0};
   std::vector<double> start(threads), end(threads);
@@ -69,8 +69,8 @@ double trial(const std::function<void(int)>& work) {
          *std::min_element(start.begin(), start.end());
 }
 
-// The least seconds of many short trials: what a busy machine takes away is not
-// the machine's limit.
+// Runs many short trials and returns the seconds of the fastest: in the others,
+// something else may have run on the machine too.
 double best(const std::function<void(int)>& work, double seconds) {
   double least = 1e9;
   const double until = now() + seconds;
@@ -80,7 +80,8 @@ double best(const std::function<void(int)>& work, double seconds) {
   return least;
 }
 
-// FLOPs per second of sum = step(sum), `flops` each.
+// Returns how many FLOPs per second a thread reaches that repeats
+// sum = step(sum). One such step counts as `flops` of them.
 template <typename V, typename Step>
 double rate(Step step, double flops) {
   constexpr int kRounds = 200000;

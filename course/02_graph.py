@@ -266,10 +266,22 @@ def drawn_graph():
     return tensors[-1]
 
 
+def waits_twice():
+    """Results that wait for a node by two edges from one place, and by one from another."""
+    t = torch.randn(3, requires_grad=True).sin()
+    twice, once = t * t, t.cos().exp()
+    return twice + once, once + twice
+
+
 def check(attempt):
-    for tensor in (torch.attn(q, k, v)[0], *(drawn_graph() for _ in range(20))):
+    drawn = (drawn_graph() for _ in range(20))
+    for tensor in (torch.attn(q, k, v)[0], *waits_twice(), *drawn):
         found = attempt(tensor.grad_fn)
         order = list(returned(found, Iterable, "execution_order"))
+        for one in order:
+            assert hasattr(one, "next_functions"), (
+                f"{one!r} is something that is no node."
+            )
         assert order and order[0] is tensor.grad_fn, "The first is not the node given."
         assert len(set(order)) == len(order), (
             "A node is there twice: its gradient would be too."

@@ -23,7 +23,7 @@ import torchgen
 from torch.autograd import gradcheck
 
 from drawing import plt
-from exercise import about, compare, normal, parts, report, size
+from exercise import about, compare, normal, parts, report, size, unchanged
 
 torch.manual_seed(0)
 PACKAGED = Path(torchgen.__file__).parent / "packaged" / "autograd" / "derivatives.yaml"
@@ -206,7 +206,10 @@ def check(attempt):
             normal(n, dtype=dtype),
         )
         grad = torch.randn((), dtype=dtype)
-        found = attempt(grad, u.detach(), a.detach(), v.detach())
+        given = grad, u.detach(), a.detach(), v.detach()
+        names = "The gradient that came in", "The input u", "The input a", "The input v"
+        with unchanged(dict(zip(names, given, strict=True))):
+            found = attempt(*given)
         found = parts(found, ["u", "a", "v"], "bilinear_backward")
         wanted = torch.autograd.grad(u @ a @ v, (u, a, v), grad)
         with about("complex" if dtype.is_complex else "real"):

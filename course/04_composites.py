@@ -13,6 +13,7 @@ import torch
 import torch.utils.benchmark as benchmark
 from torch.autograd import Function, gradcheck, gradgradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from drawing import plt, recorded
 from exercise import (
@@ -22,6 +23,7 @@ from exercise import (
     by_a_function,
     compare,
     gradients,
+    keeps_well,
     normal,
     passes,
     report,
@@ -223,7 +225,8 @@ figure.tight_layout()
 # Exercise
 # --------
 # Write log(sigmoid(x)) = -log(1 + exp(-x)) as a Function that is accurate from -1000
-# to 1000, values and gradients, and that saves one tensor. A solution is in
+# to 1000, values, gradients and second derivatives, and that saves one tensor. A
+# solution is in
 # :download:`course/solutions/04_composites.py
 # </../course/solutions/04_composites.py>`.
 
@@ -256,9 +259,20 @@ def check(attempt):
             truth = grad * torch.sigmoid(-x)
             compare("The gradient of x", slope, truth, rtol=1e-12, atol=1e-300)
     assert by_a_function(y), "No Function made the result."
-    kept = [*y.grad_fn.saved_tensors, *vars(y.grad_fn).values()]
+    kept = tree_leaves([y.grad_fn.saved_tensors, vars(y.grad_fn)])
     kept = sum(isinstance(one, torch.Tensor) for one in kept)
     assert kept == 1, f"It keeps {kept} tensors, not one."
+    keeps_well(attempt, {"x": normal(5)})
+    x = ends.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(apply(attempt, x).sum(), x, create_graph=True)
+    assert slope.requires_grad, (
+        "The gradient has no graph: it cannot be differentiated again."
+    )
+    (curve,) = torch.autograd.grad(slope.sum(), x)
+    assert curve.isfinite().all(), (
+        f"The second derivative is not finite at {x[~curve.isfinite()].tolist()}: where "
+        "exp overflows, its gradient is 0 times infinity, also in a branch not taken."
+    )
     passes(gradgradcheck, attempt.apply, normal(5))
 
 

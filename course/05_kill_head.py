@@ -16,9 +16,11 @@ from exercise import (
     about,
     apply,
     gradients,
+    keeps_well,
     normal,
     passes,
     report,
+    same,
     size,
 )
 
@@ -27,8 +29,8 @@ torch.manual_seed(0)
 # %%
 # The classical form
 # ------------------
-# A Function is never made an object of: it is a class of two static methods, called
-# by ``apply``.
+# A Function is a class with two static methods. You never create an object of it: you
+# call its method ``apply``, which it inherits.
 #
 # - ``forward(ctx, ...)`` gets plain tensors: autograd does not record inside it.
 # - ``ctx`` keeps what ``backward`` needs. A tensor that is an input or a result goes
@@ -260,7 +262,8 @@ assert (sick * mask).isnan().any() and not kill_head(sick, 2).isnan().any()
 # Exercise
 # --------
 # Write ``KillTail``: the *last* n columns are set to 0; ``KillTail.apply(x, 0)``
-# changes nothing. Either form will do. A solution is in
+# changes nothing. The result is always a new tensor, for n = 0 too: who writes into it
+# would else write into x, for this n alone. Either form will do. A solution is in
 # :download:`course/solutions/05_kill_head.py </../course/solutions/05_kill_head.py>`.
 
 
@@ -274,11 +277,6 @@ class KillTail(Function):
         raise NotImplementedError  # your turn
 
 
-def same(found, wanted):
-    """Entry by entry, where a NaN is the same as a NaN."""
-    return torch.allclose(found, wanted, rtol=0, atol=0, equal_nan=True)
-
-
 def check(attempt):
     for turn in range(16):
         rows, width, sick = size(1, 4), size(2, 9), turn >= 8
@@ -287,7 +285,7 @@ def check(attempt):
         if sick:  # multiplied by 0, these are not 0
             for matrix in (x.detach(), grad):
                 matrix[:, -1], matrix[0, 0] = torch.inf, torch.nan
-        before, incoming = x.detach().clone(), grad.clone()
+        before = x.detach().clone()
         y = apply(attempt, x, n)
         apply(
             attempt, normal(2, 3), 1
@@ -295,16 +293,18 @@ def check(attempt):
         rest, tail = slice(0, width - n), slice(width - n, width)
         lives = "0 times NaN is NaN." if sick else "it is not 0."
         with about(f"a matrix ({rows}, {width}), n = {n}"):
-            assert same(x, before), "The input was changed."
             assert y.shape == x.shape, f"The result has the shape {tuple(y.shape)}."
+            assert y.untyped_storage().data_ptr() != x.untyped_storage().data_ptr(), (
+                "The result shares the input's memory: return a new tensor."
+            )
             assert same(y[:, rest], before[:, rest]), "What is no tail was changed."
             assert (y[:, tail] == 0).all(), f"The tail lives: {lives}"
             found = gradients(y, {"input": x, "n": n}, grad)["input"]
-            assert same(grad, incoming), "The gradient that came in was changed."
             assert same(found[:, rest], grad[:, rest]), "A gradient is lost."
             assert (found[:, tail] == 0).all(), (
                 f"A gradient comes back from the tail: {lives}"
             )
+    keeps_well(attempt, {"input": normal(3, 5), "n": 2})
     passes(gradcheck, attempt.apply, (normal(3, 5), 2))
 
 

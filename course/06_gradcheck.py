@@ -264,9 +264,9 @@ assert gradgradcheck(torch.attn, (q, k, v), check_fwd_over_rev=True)
 # --------
 # Write a gradcheck of your own, for functions of **two** inputs of any sizes, whose
 # result is one tensor of any size: True if the gradients of both are right, False if
-# one is not. Afterwards your caller's tensors must be as they were, without a ``.grad``
-# too.
-# A solution is in
+# one is not. Afterwards your caller's tensors must be as they were. That includes their
+# ``.grad``: one that has none must have none, and one that has one must keep it, for
+# your caller may be adding up gradients. A solution is in
 # :download:`course/solutions/06_gradcheck.py </../course/solutions/06_gradcheck.py>`.
 
 
@@ -308,13 +308,24 @@ def check(attempt):
 
     def verdict(function, x, y):
         before = x.detach().clone(), y.detach().clone()
+        held = [t.grad for t in (x, y)]
+        sums = [grad is not None and grad.clone() for grad in held]
         with about("two_inputs_gradcheck"):
             found = attempt(function, x, y)
         found = returned(found, (bool, torch.Tensor), "two_inputs_gradcheck")
         assert torch.equal(x, before[0]) and torch.equal(y, before[1]), (
             "The inputs were changed."
         )
-        assert x.grad is None and y.grad is None, "The inputs have a .grad afterwards."
+        for name, t, had, was in zip("xy", (x, y), held, sums, strict=True):
+            assert had is None or t.grad is not None, (
+                f"The .grad that {name} had is lost."
+            )
+            assert had is not None or t.grad is None, (
+                "The inputs have a .grad afterwards."
+            )
+            assert had is None or torch.equal(t.grad, was), (
+                f"The .grad that {name} had is another afterwards."
+            )
         assert x.requires_grad and y.requires_grad, (
             "The inputs don't require grad any more."
         )
@@ -334,12 +345,13 @@ def check(attempt):
             assert not product(*both), (
                 f"It does not see that the gradient of {name} is wrong."
             )
-            last = right.clone()
-            last[-1, -1] = 1.01
-            both = (last, right) if name == "x" else (right, last)
-            assert not product(*both), (
-                f"It does not see that the gradient of {name} is wrong in one entry."
-            )
+            for place in (0, size(1, right.numel() - 1), -1):
+                one = right.clone()
+                one.view(-1)[place] = 1.01
+                both = (one, right) if name == "x" else (right, one)
+                assert not product(*both), (
+                    f"It does not see that the gradient of {name} is wrong in one entry."
+                )
         assert not verdict(Mixes.apply, x, y), (
             "It does not see that entries are mixed up."
         )
@@ -349,9 +361,12 @@ def check(attempt):
             )
         with about("a result with another number of entries than x"):
             assert product(right, right, torch.sum), "It refuses a right backward."
-            assert not product(right, last, torch.sum), (
+            assert not product(right, one, torch.sum), (
                 "It does not see a wrong backward."
             )
+        with about("inputs that have a .grad"):
+            x.grad, y.grad = torch.randn_like(x), torch.randn_like(y)
+            assert product(right, right), "It refuses a right backward."
         with about("inputs of different sizes"):
             other = far_from_zero(size(4, 5))
             assert verdict(

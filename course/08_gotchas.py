@@ -20,11 +20,13 @@ from exercise import (
     about,
     apply,
     compare,
+    keeps_well,
     normal,
     parts,
     passes,
     report,
     size,
+    unchanged,
 )
 
 sys.path.insert(0, str(ROOT))
@@ -426,7 +428,8 @@ def check(attempt):
             result = list(both(x))[used]
             both(normal(2))  # what the first call keeps, it keeps for itself
             with about(f"only {name} is used"):
-                with Calls() as calls:
+                came = {"The gradient that came in": grads[used]}
+                with unchanged(came), Calls() as calls:
                     (found,) = torch.autograd.grad(
                         result, x, grads[used], allow_unused=True
                     )
@@ -446,6 +449,7 @@ def check(attempt):
             (found,) = torch.autograd.grad(list(both(x)), x, grads, allow_unused=True)
             truth = sum(g * slope for g, slope in zip(grads, slopes, strict=True))
             compare("The gradient of x", found, truth)
+    keeps_well(attempt, {"x": normal(3)})
     passes(gradgradcheck, attempt.apply, normal(3))
 
 

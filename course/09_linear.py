@@ -22,6 +22,7 @@ from exercise import (
     apply,
     compare,
     gradients,
+    keeps_well,
     normal,
     passes,
     report,
@@ -238,8 +239,8 @@ assert len(graph) == 3  # the Function's node, the weight, the bias
 # Exercise
 # --------
 # Write ``Scale``, a Function: :math:`y = x \circ s + t` for x (\*, n), s (n) and t
-# (n) or None. It computes no gradient that is not wanted. A solution is in
-# :download:`course/solutions/09_linear.py </../course/solutions/09_linear.py>`.
+# (n) or None, on any device. It computes no gradient that is not wanted. A solution
+# is in :download:`course/solutions/09_linear.py </../course/solutions/09_linear.py>`.
 
 
 class Scale(Function):
@@ -287,6 +288,13 @@ def check(attempt):
     assert work(given | {"shift": None}) < work(given), (
         "There is no shift, and the backward does as much as before."
     )
+    keeps_well(attempt, given)
+    for shift in (given["shift"], None):
+        # The device "meta" is everywhere. It has shapes, and no numbers.
+        far = (given["input"], given["scale"], shift)
+        far = [None if t is None else t.to("meta") for t in far]
+        with about("It is given tensors of another device than the CPU, and fails"):
+            attempt.apply(*far)
     passes(gradgradcheck, attempt.apply, tuple(given.values()))
 
 

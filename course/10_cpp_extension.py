@@ -21,14 +21,28 @@ import subprocess
 import sys
 
 import torch
-from torch._subclasses import FakeTensorMode
+from torch._dynamo.source import ConstantSource
+from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.autograd import gradcheck, gradgradcheck
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StatelessSymbolicContext,
+    free_symbols,
+)
 from torch.utils import cpp_extension
 
-import linear_extension
 from drawing import plt
 from exercise import ROOT, about, report, returned, size
-from linear_extension import ops
+
+try:
+    import linear_extension
+    from linear_extension import ops
+except ImportError:  # where it is not installed, its folder beside this file is found
+    raise SystemExit(
+        "This lesson needs linear_extension: run `make course`, or pip install "
+        "--no-build-isolation course/linear_extension"
+    ) from None
 
 torch.manual_seed(0)
 PACKAGE = ROOT / "course" / "linear_extension"
@@ -259,7 +273,8 @@ figure.tight_layout()
 # An operator ``pairwise(x, y)`` takes x (\\*, n, d) and y (\\*, m, d), with the same
 # batch dimensions, and returns all inner products (\\*, n, m), in **float**, whatever
 # the dtype, but double for double. Write its fake kernel: the result without data. It
-# is called with tensors that have none, so it cannot compute. A solution is in
+# is called with tensors that have none, so it cannot compute, and for a compiler whose
+# program must fit all sizes. A solution is in
 # :download:`course/solutions/10_cpp_extension.py
 # </../course/solutions/10_cpp_extension.py>`.
 
@@ -291,9 +306,40 @@ def check(attempt):
                     ours = getattr(fake, form)
                     theirs = getattr(inputs[0] if form == "device" else real, form)
                     assert ours == theirs, f"The {form} is {ours}, not {theirs}."
-                assert fake.stride() == real.stride(), (
+                pairs = zip(fake.stride(), real.stride(), real.shape, strict=True)
+                # Where a size is 1, no step is ever made.
+                assert all(ours == theirs for ours, theirs, n in pairs if n != 1), (
                     f"The strides are {fake.stride()}, not {real.stride()}."
                 )
+        far = torch.device("cuda", 0)  # a fake tensor's may be one that is not here
+        empty = [t.to("meta") for t in given]
+        with FakeTensorMode() as mode, about(f"{kind}, {far}"):
+            inputs = [FakeTensor(mode, t, far) for t in empty]
+            try:
+                fake = attempt(*inputs)
+            except (
+                RuntimeError
+            ) as error:  # torch can compute nothing for it, not even fakes
+                if "not linked with support" not in str(error):
+                    raise
+            else:
+                assert fake.device == far, f"The device is {fake.device}, not {far}."
+    mode, sizes = FakeTensorMode(shape_env=ShapeEnv()), [DimDynamic.DYNAMIC] * 3
+    inputs = [
+        mode.from_tensor(
+            torch.randn(2, rows, 5),
+            static_shapes=False,
+            source=ConstantSource(name),
+            symbolic_context=StatelessSymbolicContext(dynamic_sizes=sizes),
+        )
+        for name, rows in (("x", 3), ("y", 4))
+    ]
+    with mode, about("sizes that are not known yet"):
+        shape = attempt(*inputs).shape
+        assert all(free_symbols(n) for n in shape), (
+            f"Sizes became fixed numbers, {tuple(shape)}: pass them on as they are, "
+            "without int()."
+        )
 
 
 report(check, pairwise_fake)

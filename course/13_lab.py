@@ -5,8 +5,8 @@
 PyTorch's autograd onboarding lab is four exercises on one operator,
 ``attn = tanh(q @ k.T)``, ``output = attn @ v``: derive it, write it as a Function,
 make it a native composite, make it explicit with a formula of its own. Here they are
-commits 1 to 4 of the stack, and commit 5 is the first that goes on. Do each yourself,
-then read the commit.
+commits 1 to 4 of the stack. The lab ends there; commit 5 begins to give back what the
+fourth exercise lost. Do each yourself, then read the commit.
 
 .. list-table::
    :header-rows: 1
@@ -26,7 +26,7 @@ then read the commit.
    * - IV. The same with a formula in ``derivatives.yaml``; mark what it lost.
      - :doc:`4. the explicit operator </generated/stack/04-explicit-op>`
      - ``make attn COMMIT=4``
-   * - Then pay: forward mode.
+   * - After the lab: forward mode, which the composite had and the explicit operator lost.
      - :doc:`5. forward mode </generated/stack/05-forward-ad>`
      - ``make attn COMMIT=5``
 
@@ -67,7 +67,7 @@ from attn_function import Attn, attn_reference  # noqa: E402
 torch.manual_seed(0)
 
 # %%
-# Seven ways to break it
+# Eight ways to break it
 # ----------------------
 # ``Attn`` is commit 2's Function. Each class below changes one thing in it, a mistake
 # that somebody has made.
@@ -107,6 +107,16 @@ class WantsTensors(Attn):
         q, k, v, attn = ctx.saved_tensors
         grad = (grad_output @ v.T + grad_attn) * (1 - attn * attn)
         return grad @ k, grad.T @ q, attn.T @ grad_output
+
+
+class HalfOfBoth(Attn):
+    """Where both results are used, takes half of the second gradient."""
+
+    @staticmethod
+    def backward(ctx, grad_output, grad_attn):
+        if grad_output is not None and grad_attn is not None:
+            grad_attn = grad_attn / 2
+        return Attn.backward(ctx, grad_output, grad_attn)
 
 
 class SavesNumbers(Attn):
@@ -165,6 +175,7 @@ BROKEN = [
     NoSlope,
     ForgetsAttn,
     WantsTensors,
+    HalfOfBoth,
     SavesNumbers,
     HalfTangent,
     OneForAll,
@@ -172,9 +183,11 @@ BROKEN = [
 ]
 
 # %%
-# Six suites
-# ----------
-# What PyTorch's suites do for every operator, in a line each.
+# Seven suites
+# ------------
+# Six are what PyTorch's suites do for every operator, in a line each. The seventh,
+# ``at_once``, is our own: of several results, ``gradcheck`` gives one at a time a
+# gradient, so it is shown one result made of both.
 
 
 def inputs():
@@ -198,6 +211,11 @@ def both(op):
     gradcheck(op, inputs())
 
 
+def at_once(op):
+    """gradcheck of one result that has both in it: both get a gradient in one backward."""
+    gradcheck(lambda *x: torch.cat(op(*x), dim=1), inputs(), check_undefined_grad=False)
+
+
 def second(op):
     gradgradcheck(lambda *x: op(*x)[0], inputs())
 
@@ -213,7 +231,7 @@ def batched(op):
     torch.testing.assert_close(tuple(found), tuple(wanted), rtol=1e-12, atol=1e-12)
 
 
-SUITES = [values, first_only, both, second, forward_mode, batched]
+SUITES = [values, first_only, both, at_once, second, forward_mode, batched]
 
 
 def notices(suite, broken):
@@ -264,6 +282,7 @@ def found_by(name):
 
 
 assert found_by("SavesNumbers") == {"second"}  # its first gradient is perfectly right
+assert found_by("HalfOfBoth") == {"at_once"}  # each alone is right, and both are not
 assert found_by("HalfTangent") == {"forward_mode"}
 assert found_by("OneForAll") == {"batched"}
 assert "first_only" not in found_by(
@@ -276,14 +295,15 @@ assert found_by("Shifted") == {
 
 # %%
 # That is why the stack has every one of these suites on every commit, and why an
-# expected failure (lesson 8) names the one suite that it is about.
+# expected failure (lesson 8) names the one suite that it is about. ``at_once`` is in the
+# operator's own tests, ``test_gradcheck`` of ``test/test_attn.py``.
 #
 # Exercise
 # --------
 # Break it yourself: a Function for ``attn`` whose values and first gradients pass
-# gradcheck, and whose *second* ones, of one result or of both, do not pass
-# gradgradcheck. Another way than ``SavesNumbers``: its second gradients must be other
-# than those. A solution is in
+# gradcheck, also where both results are used, and whose *second* ones, of one result or
+# of both, do not pass gradgradcheck. Another way than ``SavesNumbers``: its second
+# gradients must be other than those. A solution is in
 # :download:`course/solutions/13_lab.py </../course/solutions/13_lab.py>`.
 
 
@@ -317,17 +337,19 @@ def check(attempt):
         values(attempt.apply)
     grads = [torch.randn_like(y) for y in result]
     gradients(result[0], dict(zip("qkv", inputs(), strict=True)), *grads)
-    for suite, what in ((first_only, "first result"), (both, "both results")):
-        with about(f"gradcheck of the {what} fails, which is too easy to find"):
+    for suite, what in (
+        (first_only, "the first result"),
+        (both, "both results"),
+        (at_once, "both results at once"),
+    ):
+        with about(f"gradcheck of {what} fails, which is too easy to find"):
             suite(attempt.apply)
     assert notices(second, attempt) or notices(second_of_both, attempt), (
-        "gradgradcheck is content: nothing is broken."
+        "gradgradcheck is content: it finds nothing wrong."
     )
-    pairs = zip(
-        second_gradients(attempt.apply),
-        second_gradients(SavesNumbers.apply),
-        strict=True,
-    )
+    with about("backward, under create_graph"):
+        ours = second_gradients(attempt.apply)
+    pairs = zip(ours, second_gradients(SavesNumbers.apply), strict=True)
     alike = all(
         one is other if one is None or other is None else torch.allclose(one, other)
         for one, other in pairs

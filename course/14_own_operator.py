@@ -284,9 +284,15 @@ OF_BOTH_LANGUAGES = (
 )
 
 
-def refuse_what_only_python_knows(formula):
+def refuse_what_only_python_knows(formula, names):
     """The generator pastes a formula into C++: there it has to mean the same."""
-    tree = ast.parse(formula.strip(), mode="eval")
+    try:
+        tree = ast.parse(formula, mode="eval")
+    except SyntaxError:
+        raise AssertionError(
+            f"{formula!r} is no expression of both languages: write methods of tensors, "
+            "and + - * /."
+        ) from None
     called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     for node in ast.walk(tree):
         text = ast.unparse(node) if isinstance(node, ast.expr) else type(node).__name__
@@ -294,11 +300,14 @@ def refuse_what_only_python_knows(formula):
         if isinstance(node, ast.Constant):
             known = type(node.value) in (int, float)
         elif isinstance(node, ast.Name):
-            known = node.id in ("grad", "a", "b", "result")
+            known = node.id in names
         elif isinstance(
             node, ast.Attribute
         ):  # a method, and one of a tensor in C++ too
             known = id(node) in called and hasattr(torch.ops.aten, node.attr)
+            assert not (known and node.attr.endswith("_")), (
+                f"{node.attr} changes a tensor in place, which others use too."
+            )
         elif isinstance(node, ast.Call):
             known = isinstance(node.func, ast.Attribute) and not node.keywords
         elif isinstance(node, ast.Compare):
@@ -329,10 +338,15 @@ def check(attempt):
         f"It takes {', '.join(map(str, schema.arguments.flat_all))}, not Tensor a, Tensor b."
     )
     assert [str(r.type) for r in schema.returns] == ["Tensor"], "It returns a Tensor."
+    for key in given:
+        assert key in ("name", "a", "b", "result"), (
+            f"There is a formula for {key}, which is no argument of log_add."
+        )
     for name in "ab":
         assert isinstance(given.get(name), str), f"There is no formula for {name}."
         with about(f"the formula for {name}"):
-            refuse_what_only_python_knows(given[name])
+            given[name] = " ".join(given[name].split())  # a formula may have many lines
+            refuse_what_only_python_knows(given[name], ("grad", "a", "b", "result"))
     ends = torch.tensor([[0.0, 1000, -1000, 1000], [0, -1000, 1000, 1000]])
     a, b = (torch.cat([end.double(), torch.randn(20).double()]) for end in ends)
     a.requires_grad_(), b.requires_grad_()
@@ -342,11 +356,32 @@ def check(attempt):
     names = {"grad": grad, "a": a.detach(), "b": b.detach(), "result": result.detach()}
     for name, truth in zip("ab", truths, strict=True):
         with about(f"the formula for {name}"):
-            found = eval(given[name].strip(), {}, names)
+            found = eval(given[name], {}, names)
+        with about(f"the formula for {name}, on another device than the CPU"):
+            eval(given[name], {}, {key: t.to("meta") for key, t in names.items()})
         assert isinstance(found, torch.Tensor) and found.isfinite().all(), (
             f"The gradient of {name} is not finite: {found}."
         )
         compare(f"The gradient of {name}", found, truth)
+    if "result" in given:  # a formula for forward mode, which may be left out
+        check_tangent(given["result"], a.detach(), b.detach())
+
+
+def check_tangent(formula, a, b):
+    """`formula` is of the tangents a_t, b_t, at a_p, b_p."""
+    assert formula != "auto_element_wise", (
+        "auto_element_wise is for functions of one tensor: the generator refuses it."
+    )
+    assert formula != "auto_linear", "auto_linear: log_add is not linear."
+    tangents = torch.randn_like(a), torch.randn_like(b)
+    result, truth = torch.func.jvp(torch.logaddexp, (a, b), tangents)
+    names = dict(zip(("a_t", "b_t", "a_p", "b_p"), (*tangents, a, b), strict=True))
+    names["result"] = result
+    with about("the formula for result"):
+        formula = " ".join(returned(formula, str, "entry").split())
+        refuse_what_only_python_knows(formula, tuple(names))
+        found = eval(formula, {}, names)
+    compare("The tangent", found, truth)
 
 
 report(check, entry)

@@ -1,15 +1,17 @@
-"""What every lesson ends with: an attempt at its exercise, put before the lesson's checker.
+"""Each lesson ends with an exercise: the reader's attempt is put before the lesson's checker.
 
 A checker draws its inputs and looks at what an attempt does with them, not at how it is written.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 import traceback
+import weakref
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -51,23 +53,23 @@ def report(check: Callable[..., None], attempt: Callable) -> None:
 
 
 def to_do(error: Exception) -> bool:
-    """Whether it is the exercise's own; torch's NotImplementedErrors have a message."""
+    """Returns True for the exercise's own error; torch's NotImplementedErrors have a message."""
     return isinstance(error, NotImplementedError) and not error.args
 
 
 def size(low: int, high: int) -> int:
-    """A drawn number from `low` to `high`, both included."""
+    """Draws a whole number from `low` to `high`, both included."""
     return torch.randint(low, high + 1, ()).item()
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.double) -> torch.Tensor:
-    """A drawn tensor that requires grad."""
+    """Draws a tensor that requires grad."""
     return torch.randn(shape, dtype=dtype, requires_grad=True)
 
 
 @contextmanager
 def about(what: str):
-    """Says of which input or method it is what is found wrong inside, or raised there."""
+    """Adds `what` to the front of an error inside: the input or the method that it is about."""
     try:
         yield
     except AssertionError as error:
@@ -84,7 +86,7 @@ def first_line(error: Exception) -> str:
 
 
 def returned(value, kind: type | tuple, what: str):
-    """`value`, which `what` returns, if it is of that kind: None is a forgotten return."""
+    """Returns `value`, which `what` returned, if it is of that kind; None is a forgotten return."""
     assert value is not None, f"{what} returns None: is its `return` forgotten?"
     kinds = kind if isinstance(kind, tuple) else (kind,)
     names = " or ".join(k.__name__ for k in kinds)
@@ -95,7 +97,7 @@ def returned(value, kind: type | tuple, what: str):
 
 
 def parts(value, names: list[str], what: str) -> dict:
-    """What `what` returns, one for each of `names`, by name."""
+    """Returns the values that `what` returned by name, one for each of `names`."""
     if not isinstance(value, (tuple, list)):
         value = (value if len(names) == 1 else returned(value, object, what),)
     given, more = value[: len(names)], value[len(names) :]
@@ -119,20 +121,44 @@ def compare(
     assert close, f"{what} is wrong."
 
 
-def apply(attempt, *inputs):
-    """The result of `attempt`, a Function: a tensor, or a tuple if it has more than one."""
-    with about("forward"):
+def same(found: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """Returns True if all entries are the same, where a NaN is the same as a NaN."""
+    return torch.allclose(found, wanted, rtol=0, atol=0, equal_nan=True)
+
+
+@contextmanager
+def unchanged(given: dict):
+    """Refuses what writes into a tensor among `given`, each of which is named by its key."""
+    tensors = {k: t.detach() for k, t in given.items() if isinstance(t, torch.Tensor)}
+    before = {name: t.clone() for name, t in tensors.items()}
+    yield
+    for name, tensor in tensors.items():
+        assert same(tensor, before[name]), (
+            f"{name} was changed: the tensor is not yours, others use it too. Write into "
+            "a new one."
+        )
+
+
+def apply(attempt, *inputs, within=None):
+    """Returns the result of `attempt`, a Function: a tensor, or a tuple of more than one.
+
+    `within` is a context that is entered for the attempt alone.
+    """
+    tensors = {i: t for i, t in enumerate(inputs, 1) if isinstance(t, torch.Tensor)}
+    alone = len(tensors) == 1
+    named = {"The input" if alone else f"Input {i}": tensors[i] for i in tensors}
+    with unchanged(named), about("forward"), within or nullcontext():
         result = attempt.apply(*inputs)
     return returned(result, (torch.Tensor, tuple), "forward")
 
 
 def by_a_function(result: torch.Tensor) -> bool:
-    """Whether a Function made it: one in Python."""
+    """Returns True if a Function in Python made it."""
     return isinstance(result.grad_fn, BackwardCFunction)
 
 
 def gradients(result, inputs: dict, *grads) -> dict:
-    """The gradients of the tensors among `inputs` that require grad, by name.
+    """Returns the gradients of the tensors among `inputs` that require grad, by name.
 
     A Function's backward is called itself, so that we see what autograd would put right.
 
@@ -151,7 +177,12 @@ def gradients(result, inputs: dict, *grads) -> dict:
     }
     if by_a_function(result):
         backward = type(result.grad_fn)._forward_cls.backward
-        with about("backward"), torch.no_grad():
+        names = ["The gradient that came in"]
+        if len(grads) > 1:
+            names = [f"Gradient {i} that came in" for i in range(1, len(grads) + 1)]
+        came = dict(zip(names, grads, strict=True))
+        came |= {f"In backward {name}": given for name, given in inputs.items()}
+        with unchanged(came), about("backward"), torch.no_grad():
             found = backward(result.grad_fn, *grads)
         assert not isinstance(found, list), "backward returns a list: return a tuple."
         found = parts(found, list(inputs), "backward")
@@ -173,6 +204,49 @@ def gradients(result, inputs: dict, *grads) -> dict:
     return {name: found[name] for name in wants}
 
 
+def keeps_well(attempt, inputs: dict) -> None:
+    """Refuses a tensor that is kept where autograd does not know of it: as an attribute of ctx.
+
+    An input that is kept there, and changed later, makes wrong gradients. A result that is
+    kept there is never freed: it keeps its node, which is ctx.
+    """
+    tensors = {k: t for k, t in inputs.items() if isinstance(t, torch.Tensor)}
+
+    def run(changed=None):
+        fresh = {k: t.detach().clone().requires_grad_() for k, t in tensors.items()}
+        made = apply(attempt, *(inputs | fresh).values())
+        made = made if isinstance(made, tuple) else (made,)
+        if changed:
+            fresh[changed].detach().mul_(-3)
+        grads = [torch.ones_like(one) for one in made]
+        return torch.autograd.grad(
+            made, [*fresh.values()], grads, allow_unused=True, materialize_grads=True
+        )
+
+    wanted = run()
+    for name in tensors:
+        try:
+            found = run(name)
+        except RuntimeError:  # a saved tensor has changed: autograd says so
+            continue
+        assert all(torch.allclose(*pair) for pair in zip(found, wanted, strict=True)), (
+            f"{name} is changed after the call, and the gradients are wrong without a "
+            "word: is it kept beside save_for_backward?"
+        )
+    made = apply(attempt, *inputs.values())
+    alive = [weakref.ref(t) for t in (made if isinstance(made, tuple) else (made,))]
+    collects = gc.isenabled()
+    gc.disable()  # it would free the cycle, some day
+    del made
+    kept = any(result() is not None for result in alive)
+    if collects:
+        gc.enable()
+    assert not kept, (
+        "A result is kept by its own node, and keeps it: the memory of both is not freed. "
+        "Keep a result by save_for_backward, which breaks the cycle."
+    )
+
+
 def passes(test: Callable, function: Callable, inputs) -> None:
     """Refuses what `test`, gradcheck or gradgradcheck, refuses, with the first line of it."""
     try:
@@ -184,7 +258,7 @@ def passes(test: Callable, function: Callable, inputs) -> None:
 
 
 class Calls(TorchDispatchMode):
-    """The operators that are called inside, as `names`; what only copies or views is left out."""
+    """Records the operators that are called inside, as `names`, without what copies or views."""
 
     LEFT_OUT = (
         *("alias", "as_strided", "clone", "_to_copy", "detach", "empty", "empty_like"),

@@ -434,6 +434,8 @@ def main() -> int:
         ("output, attn", attn),
         ("output", lambda *x: attn(*x).output),
         ("attn", lambda *x: attn(*x).attn),
+        # Of two results, gradcheck gives one at a time a gradient; of this one, both.
+        ("both at once", lambda *x: torch.cat(attn(*x), dim=1)),
     ):
         report.check(
             f"gradcheck of {name}, forward AD and vmap",

@@ -45,7 +45,8 @@ LAYOUTS = (
     Layout("partial_v", "R R P", "P", "P P R"),
     Layout("average_v", "R R A", "A", "A A R"),
     Layout("causal_columns_of_v", "R R c", "c", "P P c", True),
-    # A mask goes by the places in the whole: what is split is gathered.
+    # Which elements are masked depends on their rows and columns in the whole matrix, so
+    # tensors that are sharded by rows are gathered first.
     Layout("causal_rows", "r R R", "R", "R R R", True, forward=1),
     Layout("causal_keys", "R r r", "R", "R R R", True, forward=2),
     Layout("batch", "b b b", "b", "b b b", True, batch=(4,), shared=(4,)),
@@ -113,7 +114,7 @@ class TestAttnOutputSharding(ShardingTestCase):
 
     @parametrize("given", GIVEN, name_fn="".join)
     def test_second_order_of_some(self, given):
-        """Of tangents that are not there, as without DTensor."""
+        """Some tangents are missing: the results are those without DTensor."""
         mesh = self.mesh()
         *inputs, grad = make(LAYOUTS[0])
         placed = [place(x, mesh, "R") for x in (grad, *inputs)]
@@ -122,7 +123,7 @@ class TestAttnOutputSharding(ShardingTestCase):
         plain, there = zip(
             *((x, y) if name in given else (None, None) for name, x, y in tangents)
         )
-        # All on the same placements: only the cache of strategies tells them apart.
+        # All calls have the same placements: only the cache of strategies tells them apart.
         for mask in product((False, True), repeat=4):
             expected = double_backward(grad, *inputs, *plain, False, 1.0, mask)
             found = double_backward(*placed, *there, False, 1.0, mask)

@@ -1,7 +1,8 @@
 """The probes: one short function each, which says whether a route has a capability.
 
-A probe returns if it has, raises `Wrong` if what comes out is wrong, or anything else if it has
-not. What is right is what autograd makes of the composite.
+A probe returns where the route has the capability. It raises `Wrong` where the route gives a wrong
+result, and any other error where the route refuses. The right result is that of the composite,
+differentiated by autograd.
 """
 
 import io

@@ -61,7 +61,7 @@ class PassesAll(KillTail):
 solution = KillTail
 MISTAKES = {
     NegativeIndex: "n = 0: What is no tail was changed.",
-    InPlace: "The input was changed.",
-    ChangesTheGradient: "The gradient that came in was changed.",
+    InPlace: "The input was changed",
+    ChangesTheGradient: "The gradient that came in was changed",
     PassesAll: "A gradient comes back from the tail: it is not 0.",
 }

@@ -6,8 +6,10 @@ Those that a lesson's solution file lists as mistakes are not repeated here.
 from __future__ import annotations
 
 import runpy
+from math import atan
 from pathlib import Path
 from statistics import mean, median
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -96,7 +98,46 @@ WRONG[1] = {
         of(1, backward=saved(lambda x, grad: grad / (1 + x.detach() ** 2))),
         "The gradient has no graph",
     ),
+    "always double": (
+        of(1, forward=saving(lambda x: arctan(x.double()))),
+        "The result has the dtype torch.float64, not torch.float32.",
+    ),
+    "kept as ctx.x": (
+        of(
+            1,
+            forward=lambda ctx, x: setattr(ctx, "x", x) or arctan(x),
+            backward=lambda ctx, grad: grad / (1 + ctx.x**2),
+        ),
+        "x is changed after the call, and the gradients are wrong without a word",
+    ),
+    "writes into x": (
+        of(
+            1,
+            forward=saving(lambda x: torch.from_numpy(np.arctan(x.numpy(), x.numpy()))),
+        ),
+        "The input was changed",
+    ),
+    "writes into grad": (
+        of(1, backward=saved(lambda x, grad: grad.div_(1 + x * x))),
+        "The gradient that came in was changed",
+    ),
 }
+
+
+def filled(x):
+    y = torch.zeros_like(x)
+    y.copy_(torch.as_tensor(np.arctan(x.detach().numpy())))
+    return y
+
+
+def entry_by_entry(x):
+    y = x.clone()
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            y[i, j] = float(np.arctan(x[i, j].item()))
+    return y
+
+
 RIGHT[1] = {
     "setup_context": function(
         lambda x: torch.from_numpy(np.arctan(x.numpy())),
@@ -106,6 +147,17 @@ RIGHT[1] = {
     "torch.tensor": of(
         1, forward=saving(lambda x: torch.tensor(np.arctan(x.detach().cpu().numpy())))
     ),
+    # Not NumPy's, but no more visible to autograd, which is what the exercise is about.
+    "math.atan": of(
+        1,
+        forward=saving(
+            lambda x: torch.tensor(
+                [atan(one) for one in x.flatten().tolist()], dtype=x.dtype
+            ).view(x.shape)
+        ),
+    ),
+    "into a tensor of its own": of(1, forward=saving(filled)),
+    "entry by entry": of(1, forward=saving(entry_by_entry)),
 }
 
 # 2: the order of execution
@@ -147,6 +199,24 @@ def longest_path(grad_fn):
     return sorted(depth, key=depth.get)
 
 
+def counts_nodes_takes_away_edges(grad_fn):
+    """Kahn's algorithm, but an edge that is there twice counts once."""
+    nodes = breadth_first(grad_fn)
+    waits = {}
+    for node in nodes:
+        for following in {*nexts(node)}:
+            waits[following] = waits.get(following, 0) + 1
+    ready, order = [grad_fn], []
+    while ready:
+        node = ready.pop()
+        order.append(node)
+        for following in nexts(node):
+            waits[following] -= 1
+            if waits[following] == 0:
+                ready.append(following)
+    return order
+
+
 WRONG[2] = {
     "forgets": (forgets, "execution_order returns None"),
     "breadth first": (breadth_first, "which it waits for"),
@@ -158,6 +228,14 @@ WRONG[2] = {
     "one chain": (
         lambda node: [node, *(one_chain(nexts(node)[0]) if nexts(node) else ())],
         "is missing",
+    ),
+    "counts nodes, takes away edges": (
+        counts_nodes_takes_away_edges,
+        "which it waits for",
+    ),
+    "names": (
+        lambda node: [one.name() for one in counts(node)],
+        "Backward0' is something that is no node.",
     ),
 }
 RIGHT[2] = {"Kahn's": counts, "by the longest path": longest_path}
@@ -202,6 +280,14 @@ WRONG[3] = {
         bilinear(lambda u, a, v: (u, a, v[:, None])),
         "The gradient of v has the shape",
     ),
+    "writes into u": (
+        lambda grad, u, a, v: (
+            grad * (a.conj() @ v.conj()),
+            grad * torch.outer(u.conj(), v.conj()),
+            grad * (u.mul_(2).conj() @ a.conj()) / 2,
+        ),
+        "The input u was changed",
+    ),
 }
 RIGHT[3] = {
     "einsum": by_einsum,
@@ -235,6 +321,18 @@ def one_beside(ctx, x):
     return saving(log_sigmoid)(ctx, x)
 
 
+def one_more(held):
+    def forward(ctx, x):
+        ctx.held = held(torch.sigmoid(-x))
+        return saving(log_sigmoid)(ctx, x)
+
+    return forward
+
+
+def sigmoid_by_where(x):
+    return torch.where(x > 0, 1 / (1 + torch.exp(-x)), x.exp() / (1 + x.exp()))
+
+
 WRONG[4] = {
     "backward forgets": (of(4, backward=forgets), "The gradient of x is None"),
     "saves two": (
@@ -257,6 +355,19 @@ WRONG[4] = {
     "log1p alone": (
         of(4, forward=saving(lambda x: -torch.log1p(torch.exp(-x)))),
         "Not finite at [-1000.0",
+    ),
+    "one in a dict": (
+        of(4, forward=one_more(lambda slope: {"slope": slope})),
+        "It keeps 2 tensors, not one.",
+    ),
+    "one in a tuple": (
+        of(4, forward=one_more(lambda slope: ("slope", (slope,)))),
+        "It keeps 2 tensors, not one.",
+    ),
+    # The gradient is right everywhere: but that of a branch not taken is 0 times inf.
+    "torch.where": (
+        of(4, backward=saved(lambda x, grad: grad * sigmoid_by_where(-x))),
+        "The second derivative is not finite at [-1000.0, 1000.0]",
     ),
 }
 RIGHT[4] = {
@@ -298,6 +409,11 @@ def kill_by(kill, back=None):
     return function(forward, lambda ctx, grad: ((back or kill)(grad, ctx.n), None))
 
 
+def keeps_its_result(ctx, input, n):
+    ctx.n, ctx.result = n, kill_tail(input, n)
+    return ctx.result
+
+
 WRONG[5] = {
     "a mask": (kill_by(mask), "The tail lives: 0 times NaN is NaN."),
     "a mask in backward": (
@@ -333,6 +449,15 @@ WRONG[5] = {
     "cuts it off": (
         kill_by(lambda x, n: x[:, : x.shape[1] - n].clone()),
         "The result has the shape",
+    ),
+    # Then what is done to the result in place is done to the caller's tensor, for n = 0 alone.
+    "the caller's own": (
+        kill_by(lambda x, n: x if n == 0 else kill_tail(x, n)),
+        "The result shares the input's memory",
+    ),
+    "kept as ctx.result": (
+        of(5, forward=keeps_its_result),
+        "A result is kept by its own node",
     ),
 }
 RIGHT[5] = {
@@ -393,6 +518,20 @@ def moves_the_callers(function, x, y):
     return right
 
 
+def loses_a_gradient(function, x, y):
+    right = compare(function, (x, y), (0, 1))
+    x.grad = y.grad = None
+    return right
+
+
+def adds_to_a_gradient(function, x, y):
+    fresh = x.grad is None
+    function(x, y).sum().backward()
+    if fresh:
+        x.grad = y.grad = None
+    return compare(function, (x, y), (0, 1))
+
+
 WRONG[6] = {
     "the first entry": (
         lambda *a: all(close(n[0, 0], t[0, 0]) for n, t in jacobians(*a)),
@@ -426,6 +565,19 @@ WRONG[6] = {
     "the mean of the error": (
         lambda *a: all((n - t).mean().abs() < 1e-6 for n, t in jacobians(*a)),
         "It does not see that entries are mixed up.",
+    ),
+    "the last entry": (
+        lambda *a: all(close(n[:, -1], t[:, -1]) for n, t in jacobians(*a)),
+        "is wrong in one entry",
+    ),
+    # Whoever accumulates gradients would lose them.
+    "sets .grad to None": (
+        loses_a_gradient,
+        "The .grad that x had is lost.",
+    ),
+    "adds to .grad": (
+        adds_to_a_gradient,
+        "The .grad that x had is another afterwards.",
     ),
 }
 RIGHT[6] = {
@@ -523,6 +675,18 @@ WRONG[7] = {
         of(7, backward=lambda ctx, grad: grad),
         "backward returns 1 for 2: u, v.",
     ),
+    "|u| + 1e-12": (
+        of(
+            7,
+            backward=reduced(
+                lambda u, v, g: (
+                    real(g * v.conj()) * u / (u.abs() + 1e-12),
+                    g * u.abs(),
+                )
+            ),
+        ),
+        "The gradient of u",
+    ),
 }
 RIGHT[7] = {
     "divides where it can": of(7, backward=reduced(divides_safely)),
@@ -588,6 +752,12 @@ def saves_results(ctx, x):
     return y
 
 
+def keeps_results(ctx, x):
+    ctx.set_materialize_grads(False)
+    ctx.sin, ctx.cos = x.sin(), x.cos()
+    return ctx.sin, ctx.cos
+
+
 WRONG[8] = {
     "s * 0 for None": (sin_cos(zeros_of), "only sin is used: The backward multiplies"),
     "0 for None": (
@@ -614,6 +784,23 @@ WRONG[8] = {
             )
         ),
         "gradgradcheck fails",
+    ),
+    "keeps its results": (
+        function(
+            keeps_results,
+            lambda ctx, s, c: sin_cos_by_terms(None, s, c, ctx.cos, -ctx.sin),
+        ),
+        "A result is kept by its own node",
+    ),
+    "writes into grad_sin": (
+        sin_cos(
+            lambda x, s, c: (
+                s.mul_(x.cos())
+                if c is None
+                else sin_cos_by_terms(x, s, c, x.cos(), -x.sin())
+            )
+        ),
+        "The gradient that came in was changed",
     ),
 }
 RIGHT[8] = {
@@ -658,6 +845,23 @@ def always(*which):
     return scale_by(backward)
 
 
+def plus(x, t):
+    return x if t is None else x + t
+
+
+def saving_two(forward):
+    def saves(ctx, x, s, t):
+        ctx.save_for_backward(x, s)
+        return forward(x, s, t)
+
+    return saves
+
+
+def scaled_by_attributes(ctx, x, s, t):
+    ctx.input, ctx.scale = x, s
+    return plus(x * s, t)
+
+
 WRONG[9] = {
     "the shift's always": (
         always(2),
@@ -689,6 +893,34 @@ WRONG[9] = {
     "the shift is not added": (
         of(9, forward=lambda ctx, x, s, t: x * s),
         "The result is wrong.",
+    ),
+    "kept as ctx.input": (
+        of(
+            9,
+            forward=scaled_by_attributes,
+            backward=lambda ctx, grad: SOLUTIONS[9]["Scale"].backward(
+                SimpleNamespace(
+                    saved_tensors=(ctx.input, ctx.scale),
+                    needs_input_grad=ctx.needs_input_grad,
+                ),
+                grad,
+            ),
+        ),
+        "input is changed after the call, and the gradients are wrong without a word",
+    ),
+    "writes into the input": (
+        of(9, forward=saving_two(lambda x, s, t: plus(x.mul_(s), t))),
+        "Input 1 was changed",
+    ),
+    # It is right here, and raises where the others are on a GPU.
+    "zeros on the CPU": (
+        of(
+            9,
+            forward=saving_two(
+                lambda x, s, t: x * s + (torch.zeros(s.shape) if t is None else t)
+            ),
+        ),
+        "It is given tensors of another device than the CPU, and fails",
     ),
 }
 RIGHT[9] = {
@@ -738,12 +970,29 @@ WRONG[10] = {
         lambda x, y: (*x.shape[:-1], y.shape[-2]),
         "pairwise_fake returns tuple, where Tensor is expected.",
     ),
+    "int of sizes": (
+        lambda x, y: x.new_empty(
+            *(int(n) for n in x.shape[:-1]), int(y.shape[-2]), dtype=promoted(x)
+        ),
+        "Sizes became fixed numbers",
+    ),
+    "meta or cpu": (
+        lambda x, y: torch.empty(
+            *x.shape[:-1],
+            y.shape[-2],
+            dtype=promoted(x),
+            device="meta" if x.device.type == "meta" else "cpu",
+        ),
+        "The device is cpu, not cuda:0.",
+    ),
 }
 RIGHT[10] = {
     "by matmul": lambda x, y: torch.matmul(x, y.mT).to(promoted(x)),
     "empty": lambda x, y: torch.empty(
         *x.shape[:-1], y.size(-2), dtype=promoted(x), device=x.device
     ),
+    # Its strides differ where a size is 1, which nobody can tell.
+    "einsum": lambda x, y: torch.einsum("...nd,...md->...nm", x, y).to(promoted(x)),
 }
 
 # 11: the arithmetic of a launch
@@ -812,7 +1061,14 @@ WRONG[11] = {
         "is outside of C.",
     ),
 }
-RIGHT[11] = {"divmod": tiles(row_major), "listed": listed}
+RIGHT[11] = {
+    "divmod": tiles(row_major),
+    "listed": listed,
+    "entries as lists": lambda *sizes: [
+        listed(*sizes)[0],
+        lambda block, thread: (e := listed(*sizes)[1](block, thread)) and [*e],
+    ],
+}
 
 
 # 12: times as fast
@@ -858,10 +1114,16 @@ WRONG[12] = {
         in_turn(lambda ts: max(g for _, g in ts) / max(f for f, _ in ts)),
         "on a machine",
     ),
+    "the first pair of many": (
+        in_turn(lambda ts: ts[0][1] / ts[0][0]),
+        "on a machine with hiccups",
+    ),
 }
 RIGHT[12] = {
     "f, g, g, f": abba,
     "the ratio of medians": medians,
+    # The later one of a pair is slower, by less than the checker allows.
+    "f always before g": in_turn(lambda ts: median(g / f for f, g in ts)),
 }
 
 # 13: right once, wrong twice
@@ -890,6 +1152,19 @@ def wants_tensors(ctx, grad_output, grad_attn):
     return grad @ k, grad.T @ q, attn.T @ grad_output
 
 
+def half_of_both(ctx, grad_output, grad_attn):
+    """The second derivative is wrong, and the first where both results are used."""
+    if grad_output is not None and grad_attn is not None:
+        grad_attn = grad_attn / 2
+    return SOLUTIONS[13]["Frozen"].backward(ctx, grad_output, grad_attn)
+
+
+def raises_under_create_graph(ctx, *grads):
+    if torch.is_grad_enabled():
+        raise RuntimeError("not twice")
+    return Attn.backward(ctx, *grads)
+
+
 WRONG[13] = {
     "SavesNumbers": (of(13, Attn, backward=numbers), "those of SavesNumbers"),
     "backward forgets": (of(13, Attn, backward=forgets), "backward returns None"),
@@ -915,6 +1190,14 @@ WRONG[13] = {
             ),
         ),
         "gradcheck of the first result fails, which is too easy to find: GradcheckError: J",
+    ),
+    "half of both": (
+        of(13, SOLUTIONS[13]["Frozen"], backward=half_of_both),
+        "gradcheck of both results at once fails, which is too easy to find",
+    ),
+    "raises under create_graph": (
+        of(13, Attn, backward=raises_under_create_graph),
+        "backward, under create_graph: RuntimeError: not twice",
     ),
 }
 RIGHT[13] = {
@@ -976,11 +1259,44 @@ WRONG[14] = {
         entry("grad * (a - b).numpy()"),
         "C++ does not know (a - b).numpy",
     ),
+    "auto_element_wise": (
+        lambda: {**entry()(), "result": "auto_element_wise"},
+        "auto_element_wise is for functions of one tensor",
+    ),
+    "in place on grad": (
+        entry("grad.mul_((a - b).sigmoid())"),
+        "the formula for a: mul_ changes a tensor in place",
+    ),
+    "a key too many": (
+        lambda: {**entry()(), "c": "grad"},
+        "There is a formula for c, which is no argument of log_add.",
+    ),
+    "C++'s own": (
+        entry("grad * at::sigmoid(a - b)"),
+        "the formula for a: 'grad * at::sigmoid(a - b)' is no expression of both languages",
+    ),
+    "on the CPU": (
+        entry("grad * (a - b).sigmoid().cpu()"),
+        "the formula for a, on another device than the CPU",
+    ),
+    "auto_linear": (
+        lambda: {**entry()(), "result": "auto_linear"},
+        "log_add is not linear",
+    ),
+    "a wrong tangent": (
+        lambda: {**entry()(), "result": "a_t + b_t"},
+        "The tangent is wrong.",
+    ),
 }
 RIGHT[14] = {
     "by the result": entry("grad * (a - result).exp()", "grad * (b - result).exp()"),
     "by a quotient": entry("grad / (1 + (b - a).exp())", "grad / ((a - b).exp() + 1)"),
     "by tanh": entry(b="0.5 * grad * (1 + ((b - a) / 2).tanh())"),
+    "in two lines": entry("grad *\n  (a - b).sigmoid()"),
+    "with a tangent": lambda: {
+        **entry()(),
+        "result": "a_t * (a_p - result).exp() + b_t * (b_p - result).exp()",
+    },
 }
 
 # 15: kinds of operators

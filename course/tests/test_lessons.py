@@ -10,7 +10,9 @@ import functools
 import os
 import re
 import runpy
+import subprocess
 import symtable
+import sys
 import time
 from pathlib import Path
 
@@ -133,6 +135,40 @@ def test_the_decision_table_has_one_order():
         for file in (COURSE / "GALLERY_HEADER.rst", LESSONS[0])
     ]
     assert tables[0] == tables[1] == ["in ATen", "in PyTorch", "outside PyTorch"]
+
+
+def imports_the_extension(statement):
+    return isinstance(statement, (ast.Import, ast.ImportFrom)) and re.match(
+        r"(import|from) linear_extension\b", ast.unparse(statement)
+    )
+
+
+TREES = {f.stem: ast.parse(f.read_text(encoding="utf-8")) for f in LESSONS}
+
+
+@pytest.mark.parametrize(
+    "lesson",
+    [
+        name
+        for name, tree in TREES.items()
+        if any(map(imports_the_extension, ast.walk(tree)))
+    ],
+)
+def test_the_extension_is_not_installed(lesson):
+    """Then its folder, which lies beside the lessons, is found, and has nothing in it."""
+    nodes = [*ast.walk(TREES[lesson])]
+    tries = [
+        s for s in nodes if isinstance(s, ast.Try) and imports_the_extension(s.body[0])
+    ]
+    guarded = [s for t in tries for s in t.body if imports_the_extension(s)]
+    assert len(guarded) == sum(bool(imports_the_extension(s)) for s in nodes)
+    code = f"import sys; sys.path[:0] = [{str(COURSE)!r}]\n"
+    code += "\n".join(map(ast.unparse, tries))
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True
+    )
+    said = (done.stdout + done.stderr).splitlines()
+    assert len(said) == 1 and "linear_extension" in said[0], said
 
 
 @pytest.mark.parametrize(

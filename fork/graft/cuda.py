@@ -14,8 +14,8 @@ from rich.table import Table
 
 from fork.graft.base import Base
 
-# Those that the kernels are compiled for, if the compiler knows them. What is compiled for x.0 runs
-# on all x.y, and the last one's PTX on what comes after it.
+# The kernels are compiled for these, if the compiler knows them. Code for x.0 runs on all x.y, and
+# the PTX of the last one on whatever comes after it.
 ARCHITECTURES = (80, 90, 100)
 # On older architectures every kernel is compiled with an empty body: PyTorch is built for these
 # too, but no kernel is launched there. Such a kernel uses at most this many registers.
@@ -41,8 +41,10 @@ class Nvcc:
     oldest: int  # architecture that it knows
 
     def with_oldest(self) -> Nvcc:
-        """The same for the oldest architecture too: what the graft leaves out, but upstream may
-        not."""
+        """Returns this compiler with its oldest architecture added to those it compiles for.
+
+        The graft leaves that architecture out, but upstream's own build may compile for it.
+        """
         return replace(self, architectures=tuple(sorted({self.oldest, *self.architectures})))
 
 
@@ -62,13 +64,13 @@ class Kernel:
 
 
 def built_for(base: Base) -> str | None:
-    """The release of CUDA that the base is built for; None for one for CPUs, or for AMD's GPUs."""
+    """Returns the CUDA release that the base is built for; None for CPUs or AMD's GPUs."""
     found = re.search(r"^cuda\b.*= '([\d.]+)'", base.upstream.read("torch/version.py") or "", re.M)
     return found[1] if found else None
 
 
 def find(base: Base) -> Nvcc | str:
-    """The compiler for the base's kernels, or why there is none."""
+    """Returns the compiler for the base's kernels, or why there is none."""
     wanted = built_for(base)
     if wanted is None:
         return f"torch {base.version} is not built for CUDA"
@@ -90,7 +92,7 @@ def find(base: Base) -> Nvcc | str:
 
 
 def kernels(log: str) -> list[Kernel]:
-    """The kernels in what the compiler said."""
+    """Finds the kernels in what the compiler said."""
     found = list(ENTRY.finditer(log))
     names = _says("c++filt", *(entry["symbol"] for entry in found)).splitlines()
     return [
@@ -106,7 +108,7 @@ def kernels(log: str) -> list[Kernel]:
 
 
 def table(found: list[Kernel]) -> Table:
-    """A line per kernel."""
+    """Returns a line per kernel."""
     made = Table(box=None, pad_edge=False)
     made.add_column("kernel: registers, bytes spilled", no_wrap=True)
     # The compiler takes them side by side: the log has them in any order.
@@ -121,7 +123,7 @@ def table(found: list[Kernel]) -> Table:
 
 
 def problems(found: list[Kernel], architectures: Iterable[int]) -> list[str]:
-    """What a kernel must not have, or lack."""
+    """Returns what is wrong with the kernels: what one must not have, or lacks."""
     wanted = {f"sm_{n}" for n in architectures}
     by_name: dict[str, set[str]] = {}
     for kernel in found:

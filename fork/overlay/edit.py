@@ -28,7 +28,7 @@ EDIT = re.compile(r"^(?P<stem>.+)\.edit(?P<suffix>\.[^./]+)$")
 
 
 def target_of(path: str) -> str | None:
-    """The upstream file that an edit file's path speaks of; None for a whole file."""
+    """Returns the upstream file that an edit file's path names; None for a whole file."""
     folder, _, name = path.rpartition("/")
     found = EDIT.match(name)
     if not found:
@@ -43,7 +43,7 @@ def is_edit(path: str) -> bool:
 
 
 def is_source(path: str) -> bool:
-    """Whether it is C++ or CUDA of PyTorch's libraries: not, say, of a benchmark."""
+    """Returns True for C++ or CUDA of PyTorch's libraries: not, say, of a benchmark."""
     return path.endswith((".cpp", ".cu")) and path.startswith(("aten/", "torch/"))
 
 
@@ -59,7 +59,7 @@ def only(text: str, where: str) -> str | SpecifierSet:
 
 @dataclass
 class Held:
-    """What holds for some upstreams only."""
+    """An edit, or a block of one, that can be limited to some upstreams: see `only`."""
 
     only: list[str | SpecifierSet] = field(default_factory=list, kw_only=True)
 
@@ -123,12 +123,12 @@ class Edit(Held):
         return edit
 
     def code(self, upstream: Upstream) -> str:
-        """What the edit adds for this upstream, without the marks: input for a code generator."""
+        """Returns what the edit adds for this upstream, without the marks: a generator's input."""
         held = [b for b in self.blocks if b.holds(upstream)] if self.holds(upstream) else []
         return "".join("\n".join(b.lines) + "\n" for b in held)
 
     def places(self, lines: list[str], upstream: Upstream) -> list[tuple[Block, int, int]]:
-        """Where each block that holds for `upstream` goes in its file's `lines`.
+        """Finds where each block that holds for `upstream` goes in its file's `lines`.
 
         A block, the line before which it goes, and how many blank lines follow it.
         """
@@ -144,7 +144,7 @@ class Edit(Held):
         return found
 
     def apply(self, text: str, upstream: Upstream) -> str | None:
-        """`text` with every block in its place; None if all of them already stand there."""
+        """Returns `text` with each block in its place; None if all of them already stand there."""
         lines = text.splitlines(keepends=True)
         end = "\r\n" if lines[:1] and lines[0].endswith("\r\n") else "\n"
         inserts: list[tuple[int, list[str]]] = []
@@ -199,7 +199,7 @@ class Resolved:
 
 
 def resolve(tree: dict[str, Path], upstream: Upstream) -> Resolved:
-    """Every file that `tree` (overlay path -> file) changes or adds in `upstream`.
+    """Returns each file that `tree` (overlay path -> file) changes or adds in `upstream`.
 
     Raises ForkError naming the edit file, the anchor and the release if anything does not fit.
     """

@@ -16,7 +16,7 @@ from fork.errors import ForkError
 from fork.overlay.edit import is_edit
 from fork.project import PROJECT
 
-# Root folders that are ours, not PyTorch's; all other folders belong to the overlay.
+# These root folders are ours, not PyTorch's; all other folders belong to the overlay.
 BUILT = {"build", "dist", "test-reports"}  # by some run; git ignores them
 OURS = {"bench", "commands", "course", "extension", "fork", "site", "stack", *BUILT}
 # The edits of the two files that PyTorch's code generator reads.
@@ -24,12 +24,12 @@ NATIVE = "aten/src/ATen/native/native_functions.edit.yaml"
 DERIVATIVES = "tools/autograd/derivatives.edit.yaml"
 FOLDER = re.compile(r"^(\d\d)-[a-z0-9]+(?:-[a-z0-9]+)*$")
 SECTIONS = ("Why", "Review order", "Test plan")
-# In a real commit, the line that names its folder here, whatever becomes of its title.
+# A real commit has such a line: it names the folder here, whatever becomes of the title.
 TRAILER = "Stack-commit"
 # Any trailer of a message: a key of a word or more, and a value.
 IS_TRAILER = re.compile(r"[A-Za-z0-9-]+(?: [A-Za-z0-9-]+)*: \S.*")
 PATCH_BEGINS = re.compile(r"^(---|diff -|Index: ).*", re.M)
-# What a suite that does not pass is called in PyTorch's tests; skipIf/skipUnless is not a debt.
+# PyTorch's tests mark what does not pass by these words; skipIf and skipUnless are no debt.
 DEBT = re.compile(r"\bunittest\.(expectedFailure|skip)\b|\b(xfail|skip)\(")
 KEYS = {"files": "paths", "removes": "paths", "trailers": "lines"}  # of a commit.md: lists
 MOST_CODE = 900  # lines that a reviewer takes at once
@@ -37,7 +37,7 @@ LITTER = re.compile(r"__pycache__|\..*|.*\.egg-info|.*\.pyc")
 
 
 def files_under(folder: Path, skip: Set[str] = frozenset()) -> list[str]:
-    """The files below `folder`, as sorted relative paths, without caches and hidden ones.
+    """Returns the files below `folder`, as sorted relative paths, without caches and hidden ones.
 
     The folders named in `skip`, right below `folder`, are left out.
     """
@@ -51,7 +51,7 @@ def files_under(folder: Path, skip: Set[str] = frozenset()) -> list[str]:
 
 
 def operators(native: Path) -> list[str]:
-    """The public operators that a version of the overlay's NATIVE declares; none if it isn't."""
+    """Returns the public operators that a version of the overlay's NATIVE declares."""
     text = native.read_text(encoding="utf-8") if native.is_file() else ""
     return re.findall(r"^- func: ([a-z]\w*)[.(]", text, re.M)
 
@@ -69,7 +69,7 @@ class Added:
 
 
 def kind_of(path: str) -> str:
-    """What the lines of a file of the overlay are: the name of one of Added's counts."""
+    """Returns what the lines of a file of the overlay are: the name of one of Added's counts."""
     if path.startswith(("test/", "torch/testing/")):
         return "tests"
     if path.startswith("docs/") or path.endswith("_docs.edit.py"):
@@ -96,7 +96,7 @@ class Commit:
 
     @property
     def name(self) -> str:
-        """The folder's name without the number."""
+        """Returns the folder's name without the number."""
         return self.folder.name.partition("-")[2]
 
     def __str__(self) -> str:
@@ -137,11 +137,12 @@ class Commit:
         return cls(int(named[1]), folder, parts[2].strip(), parts[3], **lists)
 
     def kept(self) -> list[str]:
-        """The files whose version of this commit is in its folder, as a later commit changes it."""
+        """Returns the files of which this commit's folder has a version: a later commit changes
+        them again."""
         return [path for path in files_under(self.folder) if path != "commit.md"]
 
     def text(self) -> str:
-        """What commit.md says; `load` reads it."""
+        """Returns the text of commit.md, which `load` reads."""
         front = "".join(
             f"{key}:\n" + "".join(f"  - {line}\n" for line in lines)
             for key, lines in (
@@ -157,7 +158,7 @@ class Commit:
         return f"[{PROJECT} {self.number}/{of}] {self.title}"
 
     def message(self, of: int) -> str:
-        """What the real commit says, as number so and so of `of`; `absorb` reads it."""
+        """Returns the real commit's message in a series of `of`; `absorb` reads it back."""
         why, *others = (self.section(title) for title in SECTIONS)
         parts = [self.subject(of), why]
         parts += [f"{t}:\n\n{text}" for t, text in zip(SECTIONS[1:], others, strict=True)]
@@ -190,12 +191,12 @@ class Stack:
         return self.commits[number - 1]
 
     def file(self, commit: Commit, path: str) -> Path:
-        """The version of `path` that `commit` has: its own, or the last one, at the root."""
+        """Returns the version of `path` that `commit` has: its own, or the last, at the root."""
         own = commit.folder / path
         return own if own.is_file() else self.root / path
 
     def tree(self, number: int | None = None) -> dict[str, Path]:
-        """Overlay path -> file, after commits 1 to `number` (default: the tip); none after 0."""
+        """Returns overlay path -> file, after commits 1 to `number` (default: the tip)."""
         if number:
             self.commit(number)  # an error if there is none
         tree: dict[str, Path] = {}
@@ -207,7 +208,7 @@ class Stack:
         return tree
 
     def overlay_files(self) -> list[str]:
-        """Every overlay file at the root: all in PyTorch's folders, and edits beside them."""
+        """Returns the overlay's files at the root: those in PyTorch's folders, and edits."""
         found = [
             f"{folder.name}/{path}"
             for folder in self.root.iterdir()
@@ -230,7 +231,7 @@ class Stack:
         ]
 
     def problems(self) -> list[str]:
-        """What breaks the rules of the series; empty for a sound stack."""
+        """Returns what breaks the rules of the series: nothing, for a sound stack."""
         found: list[str] = []
         last: dict[str, Commit] = {}
         for commit in self.commits:
@@ -288,7 +289,7 @@ class Stack:
         return found
 
     def added(self, commit: Commit) -> Added:
-        """The lines that the commit adds to the overlay, those of its edits' marks aside."""
+        """Counts the lines that the commit adds to the overlay, without its edits' marks."""
         before = self.tree(commit.number - 1)
         counts: Counter = Counter()
         for path in commit.files:
@@ -305,13 +306,13 @@ class Stack:
         return Added(**counts)
 
     def earlier(self, commit: Commit) -> int:
-        """Lines of the versions that the commit keeps of files that a later commit changes."""
+        """Counts the lines of the versions that the commit keeps: a later one changes the files."""
         return sum(
             len((commit.folder / p).read_text(encoding="utf-8").splitlines()) for p in commit.kept()
         )
 
     def debts(self, number: int) -> Counter:
-        """The xfails and skips of the overlay after commit `number`, as (path, line) -> count."""
+        """Counts the xfails and skips of the overlay after commit `number`, by path and line."""
         found: Counter = Counter()
         for path, file in self.tree(number).items():
             if path.startswith(("test/", "torch/testing/")):

@@ -28,7 +28,7 @@ def write_commits(git: Git, stack: Stack, upstream: Upstream, base: str | None) 
     working tree and the branches stay as they are; PENDING is the last one.
     """
     stream = b"".join(_stream(stack, upstream, base))
-    # --force: PENDING may be there, from a run that was killed.
+    # A run that was killed may have left PENDING behind: --force overwrites it.
     marks = git("fast-import", "--quiet", "--force", "--cat-blob-fd=1", stdin=stream)
     return marks.split()
 

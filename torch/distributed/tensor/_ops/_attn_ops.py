@@ -145,7 +145,8 @@ _SHARED_SECOND_ORDER: Row = (
 )
 
 
-# What a replicated tensor can be made: an average only in newer releases.
+# The kinds of Partial that a replicated tensor can be turned into. Older releases know
+# only the sum, newer ones the average too.
 _MADE = getattr(Partial, "LINEAR_REDUCE_OPS", ("sum",))
 
 

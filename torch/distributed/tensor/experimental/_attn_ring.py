@@ -44,7 +44,7 @@ aten = torch.ops.aten
 # Rows of a block: of one matrix of 64 columns, a call then takes milliseconds.
 BLOCK = 1024
 
-# The rows of some tensors that belong to one block, by the block's number.
+# A block's number -> the rows of some tensors that belong to that block.
 Blocks = dict[int, list[Tensor]]
 # The sizes before the rows, and the number of columns.
 Shape = tuple[tuple[int, ...], int]
@@ -91,7 +91,7 @@ class _Side:
 
     @cached_property
     def owned(self) -> list[list[int]]:
-        """The blocks of each rank."""
+        """Returns the blocks of each rank."""
         owned: list[list[int]] = [[] for _ in self.shards]
         for index in range(self.count):
             owned[self.owner(index)].append(index)
@@ -100,7 +100,7 @@ class _Side:
     def make(
         self, rank: int, shapes: Sequence[Shape], like: Tensor, dtype: torch.dtype
     ) -> tuple[Tensor, Blocks]:
-        """One zero buffer, which can be sent whole, and the blocks of a rank as views of it."""
+        """Returns a zero buffer, to be sent whole, and the blocks of a rank as views of it."""
         sizes = {
             index: [(*batch, self.size(index), width) for batch, width in shapes]
             for index in self.owned[rank]
@@ -114,10 +114,10 @@ class _Side:
         }
 
     def pieces(self) -> Iterator[tuple[int, int, int, int, int]]:
-        """Each run of rows that is in one shard and in one block.
+        """Cuts the rows where a shard or a block ends, and yields each piece.
 
-        As the shard's rank and the first row in it, the block and the first row in it, and
-        the number of rows.
+        A piece is five numbers: the rank whose shard it is in and its first row there, the
+        block that it is in and its first row there, and how many rows it has.
         """
         for rank, end in enumerate(accumulate(self.shards)):
             first = row = end - self.shards[rank]
@@ -190,14 +190,15 @@ class _Ring:
                 x.copy_(y.view(x.shape))
 
     def pairs(self, step: int) -> list[tuple[int, int]]:
-        """What this rank works on in a step, in order: row blocks and column blocks."""
+        """Returns what this rank works on in a step, in order: row and column blocks."""
         found = []
         for i in self.rows.owned[self.rank]:
             for j in self.cols.owned[(self.rank + step) % self.ranks]:
                 if self.is_causal and j > i:
                     continue
                 distance = self.cols.home(j) - self.rows.home(i)
-                # Of its own rank's columns, a row sees those before its home last.
+                # A rank works on its own columns in two steps. The first step takes the
+                # columns from the row's home on, the last step those before it.
                 if step in (0, self.ranks) and (distance < 0) != (step == self.ranks):
                     continue
                 found.append((distance % self.rows.homes, i, j))
@@ -238,7 +239,7 @@ class _Ring:
                 to_row, to_col = compute(row_blocks[i], col_blocks[j], is_diagonal)
                 for x, y in zip(row_sums[i], to_row):
                     x.add_(y)
-                # The sums have come while the first pair was computed.
+                # These sums were on their way while the first pair was computed.
                 while sums_works:
                     sums_works.pop().wait()
                 for x, y in zip(col_sums[j], to_col):
@@ -306,7 +307,7 @@ class _Ring:
         return [next(found) if want else None for want in self.wanted]
 
     def double_backward(self, grad, q, k, v, u: Sequence[Tensor]) -> list[Tensor]:
-        """The gradients of <u, gradients of q, k and v> by grad, q, k and v."""
+        """Returns the gradients of <u, gradients of q, k and v> by grad, q, k and v."""
 
         def compute(rows, cols, is_diagonal):
             (grad, q, u_q), (k, v, u_k, u_v) = rows, cols
@@ -372,7 +373,7 @@ class _Options:
 
 
 def _cast(x: Tensor) -> Tensor:
-    """x as autocast wants it."""
+    """Returns x in the dtype that autocast wants."""
     kind = x.device.type
     if x.is_floating_point() and torch.is_autocast_enabled(kind):
         return x.to(torch.get_autocast_dtype(kind))
@@ -414,7 +415,7 @@ def _prepare(
 
 
 def _common(value: Any) -> str:
-    """What ranks have to have in common: of a tensor's description all but how many rows it has."""
+    """Returns the part of a tensor's description that all ranks must agree on: not its rows."""
     if not isinstance(value, tuple):
         return str(value)
     shape, dtype, device, has_gradient = value
@@ -554,7 +555,7 @@ def _sequence_dim(*tensors: Any) -> int | None:
 
 
 def _chunks(rows: int, ranks: int) -> tuple[int, ...]:
-    """How many rows each rank has of a DTensor that is sharded by rows."""
+    """Returns how many rows of a DTensor that is sharded by rows each rank has."""
     size = -(-rows // ranks)
     return tuple(max(0, min(size, rows - rank * size)) for rank in range(ranks))
 

@@ -221,8 +221,9 @@ inline vec::Vectorized<T> attn_tanh(vec::Vectorized<T> x) {
     y = vec::fmadd(a, Vec(attn_tanh_log_float[0]), rounder);
     r = vec::fmadd(y - rounder, Vec(-attn_tanh_log_float[1]), a);
   } else {
-    // The error of r matters least where n is not the nearest integer, but that
-    // to a quarter less. L is in two parts, and n times the first is exact.
+    // n is the integer nearest to a / L - 1/4, since with this choice the error
+    // of r matters least. L is the sum of two constants. The product of n and
+    // the first is exact.
     y = vec::fmadd(a, Vec(attn_tanh_log_double[0]), Vec(-0.25)) + rounder;
     const Vec n = y - rounder;
     r = vec::fmadd(n, Vec(-attn_tanh_log_double[1]), a);
@@ -253,8 +254,9 @@ inline vec::Vectorized<T> attn_tanh(vec::Vectorized<T> x) {
   if constexpr (is_float) {
     return num / den | (x & Vec(T(-0.)));
   } else {
-    // What num and den lack, and what that makes of the quotient. To B, one
-    // half may have added nothing.
+    // num_rest and den_rest are what rounding took from num and den. The
+    // quotient is corrected by both. den_rest has A + 1 in place of B, because
+    // S + 1/2 may have been rounded to S.
     const Vec one(T(1));
     const Vec num_rest = vec::fmadd(t, B, A - num);
     const Vec den_rest = vec::fmadd(t, A, (A - den) + one);

@@ -89,7 +89,8 @@ _BACKWARD: tuple[Row, ...] = (
 _V_UNREAD = tuple((_R, _R, _R, _R, _R, _R, _R, v, _R) for v in (_COLS, _P, _AVG))
 
 
-# What a replicated tensor can be made: an average only in newer releases.
+# The kinds of Partial that a replicated tensor can be turned into. Older releases know
+# only the sum, newer ones the average too.
 _MADE = getattr(Partial, "LINEAR_REDUCE_OPS", ("sum",))
 
 
