@@ -136,15 +136,17 @@ def cell(key: str) -> str:
 
 def problems(jobs: Mapping[Job, int], found: Found, recorded: Found) -> Iterator[str]:
     """What is not as it must be."""
-    spilled: dict[str, int] = {}
+    spilled: dict[tuple[str, str], int] = {}
     for key, by_version in recorded.items():
-        most = max(values[2] for values in by_version.values())
-        spilled[cell(key)] = max(most, spilled.get(cell(key), 0))
+        for version, values in by_version.items():
+            at = cell(key), version
+            spilled[at] = max(values[2], spilled.get(at, 0))
     most: dict[Job, int] = {}  # of all data types, as the table does not tell them apart
     for job, table in jobs.items():
         for version, (shared, _, spill) in found[job.key].items():
             where = f"{job.key}: Triton {version}"
-            if spill > (0 if job.must_not_spill else spilled.get(cell(job.key), spill)):
+            known = spilled.get((cell(job.key), version), spill)
+            if spill > (0 if job.must_not_spill else known):
                 yield f"{where} spills {spill} bytes"
             if shared > table:
                 yield f"{where} takes {shared} bytes of shared memory, and not {table}"

@@ -99,9 +99,9 @@ def test_the_record_is_of_these_kernels():
 
 
 def test_the_record_is_of_these_plans():
-    """The newest Triton compiled each of them."""
+    """Each version of Triton compiled each of them."""
     assert FOUND.keys() == {job.key for job in JOBS}
-    assert all({VERSIONS[-1]} <= {*values} <= {*VERSIONS} for values in FOUND.values())
+    assert all({*values} == {*VERSIONS} for values in FOUND.values())
     assert not list(triton_check.problems(JOBS, FOUND, FOUND))
 
 
@@ -124,9 +124,9 @@ def test_what_is_a_problem(found, recorded, said):
     assert (said in problems[0]) if said else not problems
 
 
-@pytest.mark.parametrize(("before", "count"), [(8, 0), (4, len(VERSIONS)), (None, 0)])
+@pytest.mark.parametrize(("before", "count"), [(8, 0), (4, 1), (None, 0)])
 def test_spilled_bytes_may_not_grow(before, count):
-    """That holds for a kernel, data type and width, whatever the plan was."""
+    """That holds for a kernel, data type, width and version of Triton, whatever the plan was."""
     job = JOB._replace(width=256)
     found = {job.key: dict.fromkeys(VERSIONS, [100, 255, 8])}
     old = job._replace(plan=(32, 32, 4, 2)).key

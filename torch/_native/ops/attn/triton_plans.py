@@ -66,7 +66,7 @@ TABLE = {
         stored_grad_kv   64x128x8x3:155696   32x64x8x2:69680     32x32x8x2:65536
         tangent          128x64x8x3:132096   128x64x8x2:197632   64x32x8x2:197632
         tangent_grad_q   128x32x8x2:94344    64x32x8x2:140288    16x32x8x2:91136
-        tangent_grad_kv  32x64x8x2:69752     32x16x8x2:49152     32x16x8x2:98304
+        tangent_grad_kv  32x64x8x2:69752     16x32x8x2:49152     32x16x8x2:98304
     """,
     # Nobody has measured these. A block has 64 KiB, and takes a third stage nowhere.
     ("gfx942", 2): """
