@@ -19,6 +19,7 @@ from fork.tests.conftest import write_files
 KERNEL = """#include <ATen/cuda/CUDAContextLight.h>
 __global__ void fill(float* x) { x[threadIdx.x] = 1; }
 """
+SHIM = "op/c_shim_cuda.cpp"  # AOTInductor's C functions call the kernel, or else the dispatcher
 MACROS = "#pragma once\n#define C10_CUDA_BUILD_SHARED_LIBS\n"
 
 
@@ -141,11 +142,13 @@ def test_a_graft_with_a_kernel(graft):
         pytest.skip(graft.nvcc)
     said = compile_some(graft, "Fill.cu", "RegisterCUDAEverything.cpp")
     assert re.findall(r"'_Z\w+' for '(\w+)'", said) == ["sm_90a"]
+    assert "= at::cuda::attn_output(" in (graft.gen / SHIM).read_text(encoding="utf-8")
 
 
 def test_a_graft_without_the_compiler(graft):
     """It leaves the kernel out, and the C functions for CUDA compile without CUDA's headers."""
     graft.nvcc = "no nvcc"
     compile_some(graft, "c_shim_cuda.cpp")
+    assert "= at::attn_output(" in (graft.gen / SHIM).read_text(encoding="utf-8")
     assert not (graft.gen / "op/RegisterCUDAEverything.cpp").exists()
     graft.check_cuda()  # others run on a GPU
