@@ -3,7 +3,7 @@ CONFIGURE ?=
 SANITIZE ?=
 LESSONS ?=
 
-.PHONY: test-long test-releases test-sanitizers test-arm64 test-mutants source course extension site test-site bench bench-gpu
+.PHONY: test-long test-releases test-sanitizers test-arm64 test-mutants source course extension site test-site bench bench-gpu cuda-check triton-check
 test-long: ## the same with the slow ones: every float, the largest cases
 	$(BOOTSTRAP) test --long
 
@@ -42,3 +42,6 @@ bench-gpu: ## build, test and measure on this machine's GPU, with the torch that
 
 triton-check: ## compile the Triton kernels for GPUs that need not be here; fails if one spills registers where it must not
 	$(BOOTSTRAP) triton-check
+
+cuda-check: ## compile the kernels for Hopper, which need not be here, and look at their code; passes without an nvcc
+	$(BOOTSTRAP) cuda-check

@@ -28,7 +28,12 @@ from fork.suites import environment, finish, own_files, run_suites, table
 PUBLISHED = "bench/published"
 SCRIPTS = ("bench", "lengths", "ring", "stages", "ways")
 # The kernel for a device is in this folder.
-FOLDERS = {"cpu": "aten/src/ATen/native/", "cuda": "torch/_native/ops/attn/"}
+# The sources of the kernels, and for which device they are; of two folders the first one counts.
+FOLDERS = {
+    "torch/_native/ops/attn/": "cuda",
+    "aten/src/ATen/native/cuda/": "cuda",
+    "aten/src/ATen/native/": "cpu",
+}
 
 COMMIT = re.compile(r"; kernel of commit ([^;]+)\.$")  # in a report's line on the machine
 
@@ -136,9 +141,12 @@ def bench_gpu(base: str, sanitized: bool, publish: bool, args: tuple[str, ...]) 
 
 def kernel(device: str) -> str:
     """A hash of the sources of the kernel for a device, which says what figures are of."""
-    folder = FOLDERS[device]
-    tree = Stack(paths.ROOT).tree().items()
-    return paths.digest({p.removeprefix(folder): f for p, f in tree if p.startswith(folder)})[:16]
+    files = {}
+    for path, file in Stack(paths.ROOT).tree().items():
+        folder = next(filter(path.startswith, FOLDERS), "")
+        if FOLDERS.get(folder) == device:
+            files[path.removeprefix(folder)] = file
+    return paths.digest(files)[:16]
 
 
 def figures() -> list[tuple[str, str, str]]:

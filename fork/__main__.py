@@ -161,16 +161,6 @@ def test_arm64() -> None:
     sys.exit(suites.finish(results))
 
 
-@main.command("cuda-check", section="Test")
-def cuda_check() -> None:
-    """Compile and link the kernels for CUDA, for each GPU architecture.
-
-    It needs an nvcc, but no GPU: the base is PyPI's default release. A kernel that spills registers
-    is an error, as is a symbol that no library has.
-    """
-    report(graft.cuda_check())
-
-
 @main.command(section="Test", example="--fix")
 @click.option("--fix", is_flag=True, help="Put into form what a tool can change.")
 def lint(fix: bool) -> None:

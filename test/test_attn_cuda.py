@@ -36,7 +36,9 @@ if not torch.cuda.is_available():
 
 
 # Releases of another kind have no kernels for GPUs.
-HAS_TRITON = torch._C._dispatch_has_kernel_for_dispatch_key("aten::attn_output", "CUDA")
+HAS_TRITON = torch._C._dispatch_has_kernel_for_dispatch_key(
+    "aten::_attn_output_jvp", "CUDA"
+)
 by_dtype = dtypes(torch.half, torch.bfloat16, torch.float, torch.double)
 # Many samples, few numbers, and sizes that are no multiples of a power of two.
 by_case = by_case_in(

@@ -106,7 +106,7 @@ class TritonTestCase(AttnTestCase):
         super().setUpClass()
         library = Library("aten", "IMPL", "CPU")
         cls.addClassCleanup(library._destroy)
-        for op, override in triton_impl.OVERRIDES.items():
+        for op, override in triton_impl.KERNELS.items():
             register(library, op, *override)
 
     def setUp(self):

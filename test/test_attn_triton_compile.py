@@ -140,7 +140,7 @@ class TestAttnTritonCompile(TestCase):
         problem = triton_impl.Problem(*given[:3])
         for op, args, options, names in calls(*given):
             with self.subTest(op=op):
-                cond, impl = triton_impl.OVERRIDES[op]
+                cond, impl = triton_impl.KERNELS[op]
                 self.assertTrue(cond(*args, **options))
                 self.made.clear()
                 impl(*args, **options)

@@ -164,21 +164,9 @@ class Graft:
         return found
 
     def check_cuda(self) -> None:
-        """Raises ForkError if the base is not built for CUDA, or if our kernels are left out."""
-        if isinstance(self.nvcc, str) and (self.kernels or not cuda.built_for(self.base)):
-            raise ForkError(self.nvcc)
-
-    def make_kernels(self) -> list[cuda.Kernel]:
-        """Compiles those for CUDA anew, and the rest as it is needed; what the compiler said.
-
-        For the oldest architecture too: see `cuda.Nvcc.with_oldest`.
-        """
-        self.check_cuda()
-        self.nvcc = self.nvcc.with_oldest()
-        for made in (self.dir / "cmake").rglob("*.cu.o"):
-            made.unlink()
-        self.make()
-        return cuda.kernels((self.dir / "ninja.log").read_text(encoding="utf-8"))
+        """Raises ForkError if the base is not built for CUDA."""
+        if not cuda.built_for(self.base):
+            raise ForkError(f"torch {self.base.version} is not built for CUDA")
 
     @cached_property
     def fingerprint(self) -> str:
@@ -268,9 +256,7 @@ class Graft:
         }
         if self.cuda_sources:
             settings["NVCC"] = [self.nvcc.path]
-            # The last one as PTX too, for what comes after it.
-            *others, last = self.nvcc.architectures
-            settings["CUDA_ARCHITECTURES"] = [*(f"{n}-real" for n in others), last]
+            settings["CUDA_ARCHITECTURES"] = [f"{cuda.ARCHITECTURE}-real"]
         lines = [f"set(GRAFT_{k} {' '.join(_quoted(v) for v in vs)})" for k, vs in settings.items()]
         return "\n".join(lines) + "\n"
 

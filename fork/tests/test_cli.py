@@ -2,7 +2,6 @@
 
 import json
 import os
-import platform
 import shlex
 import subprocess
 import sys
@@ -16,8 +15,7 @@ from commands import bench as benchmark
 from fork import bootstrap, paths
 from fork.__main__ import main
 from fork.errors import ForkError
-from fork.graft import build, cuda
-from fork.overlay import NATIVE, default_release
+from fork.overlay import NATIVE
 from fork.paths import ROOT
 from fork.series import documentation, linters, remarks
 from fork.series.linters import Lint
@@ -687,13 +685,14 @@ def test_bench(tmp_path, monkeypatch, args, status, kept):
         (None, {"cpu": "this one", "cuda": "this one"}),
         ("aten/src/ATen/native/cpu/Attn.h", {"cpu": "an older one", "cuda": "this one"}),
         ("torch/_native/ops/attn/triton.py", {"cpu": "this one", "cuda": "an older one"}),
+        ("aten/src/ATen/native/cuda/Attn.cu", {"cpu": "this one", "cuda": "an older one"}),
         (NATIVE, {"cpu": "an older one", "cuda": "this one"}),
         ("test/test_attn.py", {"cpu": "this one", "cuda": "this one"}),
     ],
 )
 def test_published_figures_say_of_which_kernel_they_are(tmp_path, monkeypatch, changed, states):
-    kernel = "torch/_native/ops/attn/triton.py"
-    files = {"stack/06-triton/commit.md": message([kernel]), kernel: "", **SERIES}
+    kernels = ["aten/src/ATen/native/cuda/Attn.cu", "torch/_native/ops/attn/triton.py"]
+    files = {"stack/06-gpu/commit.md": message(kernels), **dict.fromkeys(kernels, ""), **SERIES}
     root = write_files(tmp_path / "series", files)
     stand_in(monkeypatch, root)
     of = "; kernel of commit 0123456 of 2026-01-02"
@@ -724,45 +723,6 @@ def test_what_is_published_names_the_commit_of_its_kernel():
         plots = [published / f"{name}{end}.svg" for end in ("", "-dark", "-narrow")]
         for plot in filter(Path.exists, plots):
             assert commit in plot.read_text(encoding="utf-8"), plot
-
-
-@pytest.mark.parametrize(
-    "spilled, status, says",
-    [
-        (0, 0, "1 kernels for 1 architectures: linked"),
-        (8, 1, "error: rows<__half, 64, true>: spills 8 bytes on sm_90"),
-    ],
-    ids=["clean", "spilling"],
-)
-def test_cuda_check(in_repo, monkeypatch, spilled, status, says):
-    write_files(in_repo, {"aten/A.cu": "", "stack/03-cuda/commit.md": message(["aten/A.cu"])})
-    kernel = cuda.Kernel("rows<__half, 64, true>", "sm_90", 230, spilled)
-    asked = []
-
-    class Made:
-        nvcc = cuda.Nvcc(Path("nvcc"), "13.0", (90,), 90)
-        dir = in_repo
-
-        @staticmethod
-        def make_kernels():
-            return [kernel]
-
-    def get(*args):
-        asked.append(args)
-
-    monkeypatch.setattr(build, "Graft", lambda *args: Made)
-    monkeypatch.setattr(build, "get", get)
-    code, output = invoke("cuda-check")
-    # The wheel is PyPI's. It has a folder of its own, so that no other command takes it as a base.
-    place = in_repo / "build/bases/cuda"
-    assert asked == [(default_release(), place, True, platform.machine())]
-    assert code == status and says in output
-
-
-def test_cuda_check_without_a_kernel(in_repo):
-    """It downloads nothing."""
-    said = "02-explicit has no kernel for CUDA: nothing to check"
-    assert invoke("cuda-check") == (0, said)
 
 
 def test_what_make_is_told_is_not_for_a_make_that_a_command_calls(tmp_path):

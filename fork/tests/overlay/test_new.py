@@ -234,7 +234,7 @@ def test_what_a_folder_of_its_own_has(others):
     )
     assert said.returncode == 0, said.stderr
     # Commands for files that it does not get are not listed.
-    assert re.search(r"^  cuda-check\b", said.stdout, re.M)
+    assert re.search(r"^  graft\b", said.stdout, re.M)
     assert not re.search(r"^  (bench|course|site)\b", said.stdout, re.M)
     targets = subprocess.run(["make", "-n", "lint"], cwd=others, capture_output=True, text=True)
     assert targets.returncode == 0, targets.stderr

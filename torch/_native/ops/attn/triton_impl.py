@@ -460,7 +460,7 @@ def double_backward_impl(
 
 
 # For each operator, whether its call is taken, and by what.
-OVERRIDES: dict[str, tuple[Callable[..., bool], Callable[..., Any]]] = {
+KERNELS: dict[str, tuple[Callable[..., bool], Callable[..., Any]]] = {
     "attn": (attn_cond, attn_impl),
     "_attn_backward": (backward_cond, backward_impl),
     "attn_output": (output_cond, output_impl),
@@ -470,10 +470,25 @@ OVERRIDES: dict[str, tuple[Callable[..., bool], Callable[..., Any]]] = {
 }
 
 
+def overridden(op: str) -> str:
+    """The operator whose calls on CUDA the Triton kernels get.
+
+    If a build has a kernel in C++ for `op`, it hands what it does not take to another operator.
+    """
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return (
+        f"_portable_{op.removeprefix('_')}" if has_kernel(f"aten::{op}", "CUDA") else op
+    )
+
+
+OVERRIDES = {overridden(op): kernel for op, kernel in KERNELS.items()}
+
+
 def register_to_dispatch() -> None:
     """Makes these the operators' kernels on GPUs."""
     from ... import triton_utils as tu
 
-    for key in ("CUDA", "XPU") if torch.xpu._is_compiled() else ("CUDA",):
-        for op, (cond, impl) in OVERRIDES.items():
+    kernels = {"CUDA": OVERRIDES, "XPU": KERNELS if torch.xpu._is_compiled() else {}}
+    for key, overrides in kernels.items():
+        for op, (cond, impl) in overrides.items():
             tu.register_op_override("aten", op, key, cond=cond, impl=impl)
