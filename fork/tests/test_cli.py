@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from fork.errors import ForkError
 from fork.graft import build, cuda
 from fork.overlay import NATIVE, default_release
 from fork.paths import ROOT
+from fork.project import PROJECT
 from fork.series import documentation, linters, remarks
 from fork.series.linters import Lint
 from fork.source import build as source_build
@@ -772,6 +774,15 @@ def test_what_make_is_told_is_not_for_a_make_that_a_command_calls(tmp_path):
     said = subprocess.run([*command, "BASE=2.6.0"], cwd=ROOT, capture_output=True, text=True).stdout
     assert said.split(";") == ["-m fork.bootstrap test --only fork", " ", ANY, " 2.6.0\n"]
     assert "ONLY" not in said.partition(";")[2]
+
+
+def test_make_help_lists_every_target():
+    phony = subprocess.run(["make", "-pn"], cwd=ROOT, capture_output=True, text=True).stdout
+    targets = {x for line in re.findall(r"^\.PHONY: (.*)", phony, re.M) for x in line.split()}
+    said = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True).stdout
+    listed = dict(line.split(maxsplit=1) for line in said.splitlines())
+    assert listed.keys() == targets and {PROJECT, "site"} < targets
+    assert listed["clean"] == "remove all that was built and downloaded"
 
 
 @pytest.mark.parametrize("command", [["make", "lint"], [ROOT / ".ci/run", "--record"]])

@@ -244,7 +244,10 @@ def test_clear_removes_the_remains_of_a_killed_install(tmp_path):
 @pytest.mark.parametrize(
     "release, words",
     [
-        ("1.13.1", "torch 1.13.1: not a release that the graft supports: .*2.13.0"),
+        ("1.13.1", "torch 1.13.1: not a release that the graft supports: .*2.13.0[^;]*$"),
+        ("2", "torch 2: not a release that the graft supports: .*2.13.0[^;]*$"),
+        ("2.13", r"torch 2.13: not a release .*2.13.0.*; did you mean 2\.13\.0\?$"),
+        ("2.13.0+cu130", r"torch 2.13.0\+cu130: not a release .*; did you mean 2\.13\.0\?$"),
         ("/nowhere/torch.whl", "/nowhere/torch.whl: no such wheel"),
     ],
 )
