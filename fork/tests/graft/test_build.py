@@ -27,7 +27,7 @@ from fork.graft import build
 from fork.graft.base import Base
 from fork.graft.build import EXPORTS, Graft, Toolchain, check_exports, mirror
 from fork.graft.codegen import fragment
-from fork.graft.generate import without_key
+from fork.graft.generate import check_formulas, without_key
 from fork.graft.install import UNDER_WAY, clear, exchange, install
 from fork.graft.pack import header, pack
 from fork.overlay import NATIVE, Stack, releases
@@ -64,6 +64,13 @@ def test_without_key():
         },
         {"func": "g(Tensor x) -> Tensor"},
     ]
+
+
+def test_a_formula_has_no_word_of_the_generators_after_at():
+    """It makes of at::zeros_like(x) what no compiler takes; the error says what to write."""
+    check_formulas("grad * at::zeros(3) + x_info.zeros() + at::mv(x_info.zeros(), x)")
+    with pytest.raises(ForkError, match=r"at::zeros_like\(x\): write zeros_like\(x\)"):
+        check_formulas("grad.defined() ? grad : at::x_info.zeros()")
 
 
 def test_mirror_keeps_the_time_of_what_did_not_change(tmp_path):
