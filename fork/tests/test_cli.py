@@ -723,7 +723,8 @@ def test_what_is_published_names_the_commit_of_its_kernel():
         about = report.read_text(encoding="utf-8").splitlines()[2]
         commit = benchmark.COMMIT.search(about)[1].split()[0]
         name = report.stem
-        plots = [published / f"{name}{end}.svg" for end in ("", "-dark", "-narrow")]
+        ends = ("", "-dark", "-narrow", "-bars", "-bars-dark", "-bars-narrow")
+        plots = [published / f"{name}{end}.svg" for end in ends]
         for plot in filter(Path.exists, plots):
             assert commit in plot.read_text(encoding="utf-8"), plot
 
