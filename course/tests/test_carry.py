@@ -49,7 +49,8 @@ radius, angle = torch.to_polar(x, y, degrees=True)
 assert radius.tolist() == [5, 2] and angle.tolist()[1] == 90
 assert torch.equal(torch.to_polar(x, y, radius).radius, radius * radius)
 for result in (radius, angle):  # each by itself: the other's gradient is undefined
-    assert all(g.isfinite().all() for g in torch.autograd.grad(result.sum(), (x, y)))
+    found = torch.autograd.grad(result.sum(), (x, y), retain_graph=True)
+    assert all(gradient.isfinite().all() for gradient in found)
 print(radius.grad_fn.name())
 """
 
