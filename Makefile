@@ -20,7 +20,7 @@ PROJECT := $(shell sed -n 's/^project = "\([^"]*\)".*/\1/p' pyproject.toml)
 BOOTSTRAP = @command -v $(PYTHON) >/dev/null || { echo "error: no $(PYTHON): install Python 3.10 or newer, or name one with PYTHON=" >&2; exit 1; }; \
 	exec $(PYTHON) -m fork.bootstrap
 
-.PHONY: $(PROJECT) test test-upstream test-stack lint clean
+.PHONY: $(PROJECT) test test-upstream test-stack lint clean help
 $(PROJECT): ## graft the tip, install it in .venv, run example.py
 	$(BOOTSTRAP) install --example $(if $(COMMIT),--commit $(COMMIT))
 
@@ -39,5 +39,8 @@ lint: ## ruff, clang-format, mdformat, yamllint
 clean: ## remove all that was built and downloaded
 	rm -rf build dist .venv .venv.before *.egg-info test-reports
 	rm -rf site/course site/generated site/notes site/sg_execution_times.rst
+
+help: ## this list
+	@awk -F ': ## ' '/^[^\t]+: ## / { sub(/\$$\(PROJECT\)/, "$(PROJECT)", $$1); printf "%-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 -include $(PROJECT).mk

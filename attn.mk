@@ -4,7 +4,7 @@ SANITIZE ?=
 LESSONS ?=
 
 .PHONY: test-long test-releases test-sanitizers test-arm64 test-mutants source course extension site test-site bench bench-gpu cuda-check triton-check
-test-long: ## the same with the slow ones: every float, the largest cases
+test-long: ## what `test` runs, and the slow tests: every float, the largest cases
 	$(BOOTSTRAP) test --long
 
 test-releases: ## the operator's tests on each release, or on BASE, where that is not in stack/releases.json

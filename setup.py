@@ -1,4 +1,4 @@
-"""Builds the grafted wheel: `pip wheel --no-build-isolation --no-deps .`
+"""Builds the grafted wheel: `pip wheel --no-deps .`
 
 BASE names another base (a release, the path of a release's wheel, or `installed`),
 COMMIT an earlier commit.

@@ -3,14 +3,17 @@
     python bench/lengths.py                  # n = m from 512 to 65,536, 25 minutes
     python bench/lengths.py --largest 2048   # a part of it
 
-Writes cpu-lengths.json, cpu-lengths.md and a plot into the folder --out.
+Writes cpu-lengths.json, cpu-lengths.md, a plot of them, and the bars of the manual's first page
+into the folder --out.
 """
 
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
 import click
+import matplotlib
 import memory
 import plot
 import report
@@ -49,6 +52,9 @@ CURVES = {
     "FlexAttention": Curve(FLEX, OUTPUT, "#000000", "x"),
 }
 OURS = next(iter(CURVES))
+# The table has all of CURVES, the plot these.
+PLOTTED = (OURS, "torch.attn", "eager", "torch.compile", "SDPA (softmax)")
+BARS = (("torch.attn", "step"), (OURS, "step"), (OURS, "double backward"))
 NAME = "cpu-lengths"  # of the files
 MODES = ("forward", "step", *SECOND_ORDER)
 SHORTEST = 512
@@ -147,7 +153,8 @@ def markdown(result: dict) -> str:
 
 
 def curves(axes: Axes, rows: list[dict], values, title: str) -> None:
-    for name, curve in CURVES.items():
+    for name in PLOTTED:
+        curve = CURVES[name]
         points = [(r["n"], values(r, name)) for r in rows if name in r["seconds"]]
         if points:
             look = {"color": curve.color, "marker": curve.marker, "markersize": 4}
@@ -160,24 +167,66 @@ def curves(axes: Axes, rows: list[dict], values, title: str) -> None:
 
 
 def draw(result: dict, narrow: bool) -> Figure:
-    figure = Figure(figsize=(4, 24) if narrow else (13, 9), layout="constrained")
-    all_axes = iter(figure.subplots(*((6, 1) if narrow else (2, 3))).flat)
+    figure = Figure(figsize=(4, 21) if narrow else (7.5, 9.5), layout="constrained")
+    all_axes = iter(figure.subplots(*((6, 1) if narrow else (3, 2))).flat)
     by_mode = {mode: [r for r in result["rows"] if r["mode"] == mode] for mode in MODES}
     least = 1 << 20  # below, it is a buffer of a library
-    for first, second in (("forward", "step"), tuple(SECOND_ORDER)):
-        for mode in (first, second):
-            axes, title = next(all_axes), f"Time of a {mode}"
-            curves(axes, by_mode[mode], lambda row, name: median(row["seconds"][name]), title)
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda x, _: report.duration(x)))
-        axes, title = next(all_axes), f"Memory of a {second}"
-        curves(axes, by_mode[second], lambda r, x: max(least, r["memory"][x]) / 2**20, title)
+    for mode in MODES:
+        axes = next(all_axes)
+        curves(axes, by_mode[mode], lambda row, name: median(row["seconds"][name]), f"Time: {mode}")
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda x, _: report.duration(x)))
+    for mode in ("step", "double backward"):
+        axes, title = next(all_axes), f"Memory: {mode}"
+        curves(axes, by_mode[mode], lambda r, x: max(least, r["memory"][x]) / 2**20, title)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g} MiB"))
-        axes.set_ylabel("above inputs and gradients")
+    for axes in figure.axes[1:]:
+        if legend := axes.get_legend():
+            legend.remove()  # the first one's is for all
+    return plot.finish(figure, result)
+
+
+def draw_bars(result: dict, narrow: bool = False) -> Figure:
+    """Draws how many times as fast as eager the BARS are, at the largest n that all have."""
+    rows = {(row["n"], row["mode"]): row for row in result["rows"] if "eager" in row["seconds"]}
+    n = max(n for n, mode in rows if mode == BARS[-1][1])
+    figure = Figure(figsize=(4, 3.2) if narrow else (7.5, 2.7), layout="constrained")
+    axes = figure.subplots()
+    for place, (name, mode) in enumerate(BARS):
+        row = rows[n, mode]
+        times = median(report.ratios(row, "eager", name))
+        held = [f"{row['memory'][x] / 2**20:.0f} MiB" for x in (name, "eager")]
+        axes.barh(place, times, 0.5, color=CURVES[name].color)
+        axes.annotate(
+            f"{name}, {mode}: {plot.times_as(round(times, 1))}, {held[0]} (eager: {held[1]})",
+            *((0, place - 0.42), (0, 0)),
+            textcoords="offset points",
+            fontsize="small" if narrow else "medium",
+            # The line at 1 ends there.
+            bbox={
+                "facecolor": matplotlib.rcParams["axes.facecolor"],
+                "edgecolor": "none",
+                "pad": 0,
+            },
+        )
+    axes.axvline(1, linewidth=1)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: plot.times_as(x) if x else ""))
+    axes.set_yticks([])
+    axes.set_ylim(len(BARS) - 0.6, -0.8)
+    axes.set_title(
+        "How many times as fast as eager, and peak memory\n"
+        f"n = m = {n}, d = e = 64, float32, {report.threads(result['machine']['threads'])}",
+        loc="left",
+    )
     return plot.finish(figure, result)
 
 
 def write(result: dict, out: Path) -> None:
     results.write_page(NAME, result, markdown(result), draw, out)
+    if any(row["mode"] == BARS[-1][1] and "eager" in row["seconds"] for row in result["rows"]):
+        bars = partial(draw_bars, result)
+        for ground in plot.GROUNDS:  # the README needs a dark one
+            plot.save(bars, out / f"{NAME}-bars{ground}.svg", ground)
+        plot.save(partial(bars, narrow=True), out / f"{NAME}-bars-narrow.svg")
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

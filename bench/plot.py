@@ -35,6 +35,7 @@ LOOKS = {
     CUDNN: ("#56b4e9", "X"),
     KERNEL: ("#000000", "x"),
 }
+# The site inverts what it shows on a dark page: only the README needs a dark plot.
 GROUNDS = {"": ("#ffffff", "#1f2328"), "-dark": ("#0d1117", "#e6edf3")}
 OVER_N = {"cpu": "float32", "cuda": "bfloat16"}  # the dtype whose times are drawn
 STYLES = {"forward": "-", "step": "--"}
@@ -213,18 +214,13 @@ def save(drawn_by: Callable[[], Figure], file: Path, ground: str = "") -> None:
 
 
 def write(result: dict, out: Path) -> list[str]:
-    """Writes the plots for a light and, but the narrow one, a dark ground; the files' names."""
+    """Writes the plots; returns the files' names."""
     device = report.device_of(result)
     plots = {}
     if result["rows"]:
-        # The site inverts what it shows on a dark page: only the README needs a dark plot.
-        plots = {device: (draw, GROUNDS), f"{device}-narrow": (partial(draw, narrow=True), [""])}
+        plots = {device: draw, f"{device}-narrow": partial(draw, narrow=True)}
     if result.get("sweeps"):
-        plots[f"{device}-sweep"] = (draw_sweeps, GROUNDS)
-    written = []
-    for plot, (drawn_by, suffixes) in plots.items():
-        for suffix in suffixes:
-            name = f"{plot}{suffix}.svg"
-            save(partial(drawn_by, result), out / name, suffix)
-            written.append(name)
-    return written
+        plots[f"{device}-sweep"] = draw_sweeps
+    for plot, drawn_by in plots.items():
+        save(partial(drawn_by, result), out / f"{plot}.svg")
+    return [f"{plot}.svg" for plot in plots]

@@ -20,7 +20,7 @@ from fork.graft import graft_into
 from fork.overlay import default_release
 from fork.suites import environment
 
-OPERATORS = COURSE / "tests" / "test_new.py"
+OPERATORS = [COURSE / "tests" / f"test_{name}.py" for name in ("new", "carry")]
 
 
 @click.command(cls=Command, section="Test", example="--only lessons")
@@ -33,11 +33,11 @@ def course(only: str | None) -> None:
     """Run the course's lessons, exercises and extension (`make course`)."""
     graft_into(paths.VENV, default_release())
     install_packages(paths.VENV)
-    tests = [OPERATORS] if only != "lessons" else []  # the longest is first
+    tests = [*OPERATORS] if only != "lessons" else []  # the longest are first
     if only != "operators":
         install_extension(paths.VENV)
         build_site()  # This runs each lesson, once.
-        others = {*(COURSE / "tests").glob("test_*.py")} - {OPERATORS}
+        others = {*(COURSE / "tests").glob("test_*.py")}.difference(OPERATORS)
         tests += [*sorted(others), EXTENSION / "tests", *LESSONS]
     console.rule("the course", align="left")
     # A worker has all tests of a class or a file, so that what they share is compiled once.

@@ -109,11 +109,15 @@ class NinjaSteps:
 
     def __init__(self, doing: Step):
         self.doing = doing
-        self.done = 0
+        self.done = self._before = 0
+
+    def go_on(self) -> None:
+        """Counts the steps of a further run of Ninja after those that are done."""
+        self._before = self.done
 
     def __call__(self, line: str) -> None:
         if found := NINJA.match(line.strip()):
-            self.done, total = int(found[1]), int(found[2])
+            self.done, total = (self._before + int(n) for n in found.groups()[:2])
             self.doing.tell(f"{self.done} of {total}: {found[3]}", done=self.done, total=total)
 
     def __str__(self) -> str:

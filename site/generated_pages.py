@@ -96,6 +96,18 @@ def figures_table() -> str:
     return "\n".join(table(("figures", "measured on", "of which kernel"), rows)) + "\n"
 
 
+def bars() -> str:
+    """The line below the first page's bars: what they are of, and whether it is today's kernel."""
+    (machine, state), *_ = (
+        others for path, *others in figures() if path.endswith("/cpu-lengths.md")
+    )
+    today = state == "this one"
+    kernel = (
+        "today's kernel" if today else state.replace("one", "kernel") + ": it has changed since"
+    )
+    return f"Measured on {machine}, of {kernel}. [](lengths.md) has other lengths.\n"
+
+
 def dearest_table() -> str:
     """The ten test files that take CI longest, by its record."""
     stages = read_record().items()
@@ -133,6 +145,7 @@ def write_pages(source: Path) -> None:
     pages["generated/results-table.inc"] = results_table(stack)
     pages["generated/dearest-table.inc"] = dearest_table()
     pages["generated/figures-table.inc"] = figures_table()
+    pages["generated/bars.inc"] = bars()
     pages["generated/releases-table.inc"] = releases_table(stack)
     pages |= capability_table.pages()
     pages |= {f"notes/{name}": note(name) for name in NOTES}

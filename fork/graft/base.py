@@ -138,7 +138,11 @@ def graftable(base: str) -> str:
     elif base.endswith(".whl"):
         _check_wheel(Path(base))
     elif base not in known:
-        raise ForkError(f"torch {base}: not a release that the graft supports: {', '.join(known)}")
+        release = base.partition("+")[0]
+        near = [name for name in known if f"{name}.".startswith(f"{release}.")]
+        hint = f"; did you mean {near[0]}?" if len(near) == 1 else ""
+        names = ", ".join(known)
+        raise ForkError(f"torch {base}: not a release that the graft supports: {names}{hint}")
     return base
 
 

@@ -224,14 +224,29 @@ class Graft:
             found[context] = file
         return found
 
+    def _sources(self) -> tuple[list[Path], list[Path]]:
+        """The overlay's own C++ files: those compiled once, and the CPU kernels."""
+        once, kernels = [], []
+        for path, file in self.tree.items():
+            if is_source(path) and target_of(path) is None and not path.endswith(".cu"):
+                (kernels if path.startswith(CPU_KERNELS) else once).append(file)
+        return sorted(once), sorted(kernels)
+
+    def _first(self, build: Path) -> list[Path]:
+        """What is compiled before generated code: a mistake in the overlay's files shows at once.
+
+        Of a CPU kernel it is the version for any machine, which takes the least time.
+        """
+        once, kernels = self._sources()
+        return [
+            *once,
+            *sorted(self._contexts()),
+            *(build / f"{k.stem}.DEFAULT.cpp" for k in kernels),
+        ]
+
     def configuration(self) -> str:
         """What CMakeLists.txt includes: the sources, and how the base was compiled."""
-        whole = {
-            p: f
-            for p, f in self.tree.items()
-            if is_source(p) and target_of(p) is None and not p.endswith(".cu")
-        }
-        kernels = [f for p, f in whole.items() if p.startswith(CPU_KERNELS)]
+        once, kernels = self._sources()
         op = sorted((self.gen / "op").glob("*.cpp"))
         python = sorted((self.gen / "python").glob("*.cpp"))
         settings = {
@@ -247,8 +262,8 @@ class Graft:
                 self.gen / "private",
             ],
             "GENERATED": [*op, *python],
-            "OP_SOURCES": [*op, *sorted({*whole.values()} - {*kernels}), CPP / "unexported.cpp"],
-            "CPU_KERNELS": sorted(kernels),
+            "OP_SOURCES": [*op, *once, CPP / "unexported.cpp"],
+            "CPU_KERNELS": kernels,
             "CUDA_SOURCES": self.cuda_sources,
             "CONTEXTS": [f"{context}|{edit}" for context, edit in sorted(self._contexts().items())],
             "PYTHON_SOURCES": [*python, CPP / "module.cpp"],
@@ -291,8 +306,11 @@ class Graft:
             setup = ["cmake", "-S", self.root, "-B", build, *flags]
             run(setup, self.dir / "cmake.log", "CMake cannot set up the build", env=env)
         steps = NinjaSteps(doing)
-        ninja = ["cmake", "--build", build, "--target", "torch" if sanitized else "all"]
-        run(ninja, self.dir / "ninja.log", "the compiler stopped", line=steps, env=env)
+        first = [f"{source}^" for source in self._first(build)]  # Ninja's name of what it makes
+        for targets in filter(None, (first, ["torch" if sanitized else "all"])):
+            ninja = ["cmake", "--build", build, "--target", *targets]
+            run(ninja, self.dir / "ninja.log", "the compiler stopped", line=steps, env=env)
+            steps.go_on()
         return str(steps)
 
     def stage_products(self) -> None:

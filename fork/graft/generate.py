@@ -82,9 +82,20 @@ def generate(
             f"PyTorch's code generator of torch {base.version} refuses our entries",
             cwd=paths.ROOT,
         )
+    check_formulas((fresh / "autograd" / "Functions.cpp").read_text(encoding="utf-8"))
     shims = _shims(base, stage, fresh / "aoti")
     headers = _headers(base, fresh, none)
     return _select(fresh, headers, shims, with_derivatives=DERIVATIVES in tree)
+
+
+def check_formulas(functions: str) -> None:
+    """Raises ForkError if the generator took a function of at:: for a word of its own.
+
+    It reads zeros_like(x) as the zeros that x's sizes tell of, so that x is not kept.
+    """
+    if found := re.search(r"\bat::(\w+)_info\.zeros\(\)", functions):
+        x = found[1]
+        raise ForkError(f"{DERIVATIVES}: at::zeros_like({x}): write zeros_like({x}) in a formula")
 
 
 def _entries(base: Base, tree: dict[str, Path], path: str) -> str:

@@ -38,6 +38,7 @@ class Type:
 # A schema's type -> what the skeleton knows of it.
 TYPES = {
     "Tensor": Type("const Tensor&", "", "(?!)", "left out"),
+    "Tensor?": Type("const std::optional<Tensor>&", "", "None", "None"),
     "Scalar": Type("const Scalar&", "0.5", NUMBER, "a number"),
     "float": Type("double", "0.5", NUMBER, "a number"),
     "int": Type("int64_t", "2", f"-?{INTEGER}", "an integer"),
@@ -78,7 +79,7 @@ class Operator:
 
     @property
     def tensors(self) -> list[str]:
-        return [a.name for a in self.arguments if a.type == "Tensor"]
+        return [a.name for a in self.arguments if a.type.startswith("Tensor")]
 
     @property
     def signature(self) -> str:
@@ -154,7 +155,7 @@ def parse(name: str, schema: str) -> Operator:
         text = f"{name}{text}"
     if importlib.util.find_spec("torchgen") is None:
         raise ForkError(f"no torch, whose parser reads a schema: run `make {PROJECT}` first")
-    from torchgen.model import BaseType, FunctionSchema
+    from torchgen.model import FunctionSchema
 
     try:
         found = FunctionSchema.parse(text)
@@ -170,7 +171,7 @@ def parse(name: str, schema: str) -> Operator:
     arguments = []
     keywords = [a.name for a in given.pre_tensor_options_kwarg_only]
     for a in given.flat_non_out:
-        if not isinstance(a.type, BaseType) or str(a.type) not in TYPES or a.annotation:
+        if str(a.type) not in TYPES or a.annotation:
             takes = ", ".join(TYPES)
             raise ForkError(f"{schema}: {a}: the skeleton takes {takes} only")
         arguments.append(Argument(a.name, str(a.type), a.default, a.name in keywords))
@@ -249,7 +250,12 @@ def fill(template: str, op: Operator) -> str:
     shapes = [f"shape_{t}" if len(tensors) > 1 else "shape" for t in tensors]
     values = {a.name: TYPES[a.type].sample for a in op.arguments}
     values |= {t: f"make({shape})" for t, shape in zip(tensors, shapes, strict=True)}
-    sample = [(f"{a.name}=" if a.keyword_only else "") + values[a.name] for a in op.arguments]
+    values |= {a.name: "False" for a in op.arguments if a.default == "True"}
+    # The second one, if it differs, has the defaults.
+    samples = dict.fromkeys(
+        ", ".join((f"{a.name}=" if a.keyword_only else "") + values[a.name] for a in given)
+        for given in (op.arguments, [a for a in op.arguments if a.default is None])
+    )
     gradients = [f'  {t}: not_implemented("TODO({op.name}) the gradient of {t}")' for t in tensors]
     returns = result = "Tensor"
     if len(op.results) > 1:
@@ -263,12 +269,13 @@ def fill(template: str, op: Operator) -> str:
         "args": "\n".join(f"    {a.name} ({a.type}): TODO({op.name})" for a in op.arguments),
         "count": str(len(op.results)),
         "gradients": "\n".join(gradients),
+        "includes": "#include <optional>\n" if "Tensor?" in {a.type for a in op.arguments} else "",
         "name": op.name,
         "names": str([a.name for a in op.arguments]),
         "parameters": ", ".join(f"{TYPES[a.type].cpp} {a.name}" for a in op.arguments),
         "result": result,
         "returns": returns,
-        "sample": ", ".join(sample),
+        "samples": "\n".join(f"        yield SampleInput({sample})" for sample in samples),
         "schema": op.schema,
         "shapes": ", ".join(shapes) + ("," if len(shapes) == 1 else ""),
         "signature": op.signature,

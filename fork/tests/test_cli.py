@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from fork.__main__ import main
 from fork.errors import ForkError
 from fork.overlay import NATIVE
 from fork.paths import ROOT
+from fork.project import PROJECT
 from fork.series import documentation, linters, remarks
 from fork.series.linters import Lint
 from fork.source import build as source_build
@@ -720,7 +722,8 @@ def test_what_is_published_names_the_commit_of_its_kernel():
         about = report.read_text(encoding="utf-8").splitlines()[2]
         commit = benchmark.COMMIT.search(about)[1].split()[0]
         name = report.stem
-        plots = [published / f"{name}{end}.svg" for end in ("", "-dark", "-narrow")]
+        ends = ("", "-dark", "-narrow", "-bars", "-bars-dark", "-bars-narrow")
+        plots = [published / f"{name}{end}.svg" for end in ends]
         for plot in filter(Path.exists, plots):
             assert commit in plot.read_text(encoding="utf-8"), plot
 
@@ -732,6 +735,15 @@ def test_what_make_is_told_is_not_for_a_make_that_a_command_calls(tmp_path):
     said = subprocess.run([*command, "BASE=2.6.0"], cwd=ROOT, capture_output=True, text=True).stdout
     assert said.split(";") == ["-m fork.bootstrap test --only fork", " ", ANY, " 2.6.0\n"]
     assert "ONLY" not in said.partition(";")[2]
+
+
+def test_make_help_lists_every_target():
+    phony = subprocess.run(["make", "-pn"], cwd=ROOT, capture_output=True, text=True).stdout
+    targets = {x for line in re.findall(r"^\.PHONY: (.*)", phony, re.M) for x in line.split()}
+    said = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True).stdout
+    listed = dict(line.split(maxsplit=1) for line in said.splitlines())
+    assert listed.keys() == targets and {PROJECT, "site"} < targets
+    assert listed["clean"] == "remove all that was built and downloaded"
 
 
 @pytest.mark.parametrize("command", [["make", "lint"], [ROOT / ".ci/run", "--record"]])

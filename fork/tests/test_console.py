@@ -67,6 +67,10 @@ def test_steps_are_counted():
         steps(line)
     assert [share for _, share in told] == [{"done": n, "total": 2} for n in (0, 1, 2)]
     assert told[1][0] == "1 of 2: x.o" and str(steps) == "2 steps"
+    steps.go_on()
+    for line in ("[0/1] Re-checking", "[1/1] Building y.o"):
+        steps(line)
+    assert told[-1] == ("3 of 3: y.o", {"done": 3, "total": 3}) and str(steps) == "3 steps"
 
 
 @pytest.fixture

@@ -33,13 +33,13 @@ PAGES = [
 FENCE = re.compile(r"^(`{3,})(.*?)\n(.*?)^\1", re.M | re.S)
 BLOCK = re.compile(r"^\.\. code-block:: (\S+)\n\n((?:   .*\n|\n)+)", re.M)  # reStructuredText's
 INDENTED = re.compile(r"(?:^|(?<=\n\n))((?:    .*\n)+)")
-LANGUAGES = ("python", "sh", "text")
+LANGUAGES = ("python", "sh", "text", "diff")
 DIRECTIVES = {"{image}", "{include}", "{toctree}", "{eval-rst}", "{math}"}  # MyST's
 MAKEFILES = "".join(
     (ROOT / name).read_text(encoding="utf-8") for name in ("Makefile", f"{PROJECT}.mk")
 )
-# The first target is the project's name: of this folder, and of the one in the example of `--into`.
-TARGETS = {PROJECT, "log_cosh", *re.findall(r"^([a-z][\w-]*):", MAKEFILES, re.M)}
+# The first target is the project's name: of this folder, and of those in the examples of `--into`.
+TARGETS = {PROJECT, "log_cosh", "to_polar", *re.findall(r"^([a-z][\w-]*):", MAKEFILES, re.M)}
 # In plain text, too: `make x` and `python -m fork x`, in a table or a sentence.
 INLINE = re.compile(r"`((?:make|(?:\.venv/bin/)?python -m fork) [^`]+)`")
 PROGRAMS = {"apt-get", "cd", "ghstack", "git", "make", "pip", "python", "torchrun"}
@@ -90,7 +90,7 @@ def test_python(page, monkeypatch):
 def test_the_ring_of_two_processes(tmp_path):
     """What site/ring.md shows is what its first code prints."""
     found = fences(ROOT / "site" / "ring.md")
-    code, command, printed = (next(x for y, x in found if y == kind) for kind in LANGUAGES)
+    code, command, printed = (next(x for y, x in found if y == kind) for kind in LANGUAGES[:3])
     (tmp_path / "ring.py").write_text(code, encoding="utf-8")
     words = shlex.split(command)
     run = [sys.executable, "-m", "torch.distributed.run", *words[1:]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from urllib.parse import urldefrag, urlsplit
@@ -60,6 +61,27 @@ def test_the_decision_table(browser, site):
             f"const s = document.getElementById({place!r}); return s.closest('section').innerText"
         )
         assert "gradcheck" in browser.driver.execute_script(shown)
+
+
+CARDS = """return [...document.querySelectorAll("table.cards tbody tr")].map(row =>
+    [...row.cells].map(cell => [getComputedStyle(cell, "::before").content, cell.innerText,
+                                cell.scrollWidth - cell.clientWidth]));"""
+
+
+@pytest.mark.parametrize(
+    "page", ["course/index.html", "generated/series.html", "stack.html", "ways.html"]
+)
+def test_a_row_is_a_card_on_a_narrow_page(browser, site, page):
+    """Each cell has its column's name and is as wide as what it says; at a desk it is a table."""
+    browser.open(f"{site}/{page}", NARROW)
+    heads = "return document.querySelector('table.cards thead').offsetWidth"
+    assert browser.driver.execute_script(heads) == 0
+    cards = browser.driver.execute_script(CARDS)
+    assert cards and all(wide <= 0 for card in cards for *_, wide in card)
+    assert all(name.strip('"') for card in cards for name, said, _ in card[1:] if said)
+    browser.open(f"{site}/{page}", DESK)
+    assert browser.driver.execute_script(heads) > 0
+    assert {name for card in browser.driver.execute_script(CARDS) for name, *_ in card} == {"none"}
 
 
 CELLS = """return [...document.querySelectorAll("table.capabilities tbody tr")].map(row =>
@@ -125,7 +147,7 @@ def test_no_code_is_cut_at_a_desk(opened, page):
 @pytest.mark.parametrize("theme", THEMES)
 @pytest.mark.parametrize(
     ("page", "box"),
-    [("course/index.html", ".table-wrapper.decision"), ("use.html", ".highlight pre")],
+    [("use.html", ".highlight pre"), ("index.html", ".highlight pre")],
 )
 def test_what_is_cut_has_a_shade(browser, site, page, box, theme):
     """At the edge beyond which there is more; each edge is looked at above the text."""
@@ -203,6 +225,19 @@ def test_the_manual_is_found_before_the_diffs(browser, site):
     assert {*pages[:2]} == {"/use.html", "/api.html"}
     diffs = ["/stack/" in page for page in pages]
     assert any(diffs) and diffs == sorted(diffs)
+
+
+def test_the_page_that_is_called_so_is_found_first(browser, site):
+    """And no excerpt has TeX in it."""
+    browser.open(f"{site}/search.html?q=gradcheck", DESK)
+    assert urlsplit(found(browser)[0].get_attribute("href")).path == "/course/06_gradcheck.html"
+    end = time.monotonic() + 20
+    excerpts = []
+    while len(excerpts) < 5 and time.monotonic() < end:  # each page is fetched
+        excerpts = browser.driver.find_elements("css selector", "#search-results p.context")
+        time.sleep(0.5)
+    said = "\n".join(excerpt.text for excerpt in excerpts)
+    assert len(excerpts) >= 5 and not re.search(r"\\[a-z(\[]", said), said
 
 
 def test_search_for_nothing_that_is_there(browser, site):

@@ -27,7 +27,7 @@ from fork.graft import build
 from fork.graft.base import Base
 from fork.graft.build import EXPORTS, Graft, Toolchain, check_exports, mirror
 from fork.graft.codegen import fragment
-from fork.graft.generate import without_key
+from fork.graft.generate import check_formulas, without_key
 from fork.graft.install import UNDER_WAY, clear, exchange, install
 from fork.graft.pack import header, pack
 from fork.overlay import NATIVE, Stack, releases
@@ -64,6 +64,13 @@ def test_without_key():
         },
         {"func": "g(Tensor x) -> Tensor"},
     ]
+
+
+def test_a_formula_has_no_word_of_the_generators_after_at():
+    """It makes of at::zeros_like(x) what no compiler takes; the error says what to write."""
+    check_formulas("grad * at::zeros(3) + x_info.zeros() + at::mv(x_info.zeros(), x)")
+    with pytest.raises(ForkError, match=r"at::zeros_like\(x\): write zeros_like\(x\)"):
+        check_formulas("grad.defined() ? grad : at::x_info.zeros()")
 
 
 def test_mirror_keeps_the_time_of_what_did_not_change(tmp_path):
@@ -244,7 +251,10 @@ def test_clear_removes_the_remains_of_a_killed_install(tmp_path):
 @pytest.mark.parametrize(
     "release, words",
     [
-        ("1.13.1", "torch 1.13.1: not a release that the graft supports: .*2.13.0"),
+        ("1.13.1", "torch 1.13.1: not a release that the graft supports: .*2.13.0[^;]*$"),
+        ("2", "torch 2: not a release that the graft supports: .*2.13.0[^;]*$"),
+        ("2.13", r"torch 2.13: not a release .*2.13.0.*; did you mean 2\.13\.0\?$"),
+        ("2.13.0+cu130", r"torch 2.13.0\+cu130: not a release .*; did you mean 2\.13\.0\?$"),
         ("/nowhere/torch.whl", "/nowhere/torch.whl: no such wheel"),
     ],
 )
@@ -397,7 +407,42 @@ def test_the_compiler_is_for_the_wheels_machine(repo, unpacked, monkeypatch):
     ran = []
     monkeypatch.setattr(build, "run", lambda command, *_, env, **__: ran.append(env["CXX"]))
     graft.compile(None)
-    assert ran == ["c++ -x"] * 2
+    assert ran == ["c++ -x"] * 3  # to set up, for the overlay's own file, for all
+
+
+GENERATED = """\
+cmake_minimum_required(VERSION 3.25)
+project(graft LANGUAGES CXX)
+file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/Op.DEFAULT.cpp CONTENT "#include <Op.cpp>\\n")
+include_directories(aten/src/ATen/native/cpu)
+add_library(torch SHARED gen.cpp aten/src/ATen/native/Once.cpp edited.cpp Op.DEFAULT.cpp)
+"""
+
+
+@pytest.mark.parametrize("wrong", ["", "Once.cpp", "Op.cpp", "edited.cpp"])
+def test_the_overlays_own_files_are_compiled_first(tmp_path, unpacked, monkeypatch, wrong):
+    """A mistake in one of them stops the compiler before it has seen generated code."""
+    folder = "aten/src/ATen/native"
+    ours = [f"{folder}/Once.cpp", f"{folder}/cpu/Op.cpp"]
+    commit = {"CMakeLists.txt": GENERATED, "stack/01-a/commit.md": message(ours)}
+    sources = {
+        path: f"int {Path(path).stem} = {'nothing' if Path(path).name == wrong else 1};\n"
+        for path in ("gen.cpp", *ours, "edited.cpp")
+    }
+    write_files(tmp_path, commit | sources)
+    monkeypatch.setattr(Graft, "configuration", lambda self: "")
+    monkeypatch.setattr(Graft, "_contexts", lambda self: {tmp_path / "edited.cpp": None})
+    graft = Graft(Stack(tmp_path), Base(unpacked))
+    with (
+        pytest.raises(ForkError, match="the compiler stopped: .*nothing")
+        if wrong
+        else contextlib.nullcontext(),
+        step("compile") as doing,
+    ):
+        assert graft.compile(doing) == "5 steps"
+    made = {file.name for file in graft.dir.rglob("*.cpp.o")}
+    assert ("gen.cpp.o" in made) == (not wrong)
+    assert wrong or len(made) == 4
 
 
 def version_of(repo: Path, base: Path, commit: int | None = None) -> str:
@@ -465,12 +510,11 @@ def test_a_build_folder_is_of_its_place(tmp_path, unpacked, monkeypatch, change)
     """A copy of a clone compiles its own sources, whether the original is still there or not."""
     monkeypatch.setattr(Graft, "configuration", lambda self: "")
     first, second = tmp_path / "first", tmp_path / "second"
-    native = "aten/src/ATen/native/Attn.cpp"
     files = {
         "CMakeLists.txt": WORD,
         "word.txt": "old",
-        native: "",
-        "stack/01-a/commit.md": message([native]),
+        "torch/attn.py": "",
+        "stack/01-a/commit.md": message(["torch/attn.py"]),
     }
 
     def made_in(clone: Path) -> str:

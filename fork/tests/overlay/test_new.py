@@ -61,9 +61,9 @@ REFUSED = {
     "a list": (
         "mine",
         "(Tensor[] all) -> Tensor",
-        "Tensor[] all: the skeleton takes Tensor, Scalar",
+        "Tensor[] all: the skeleton takes Tensor, Tensor?, Scalar",
     ),
-    "optional": ("mine", "(Tensor? self) -> Tensor", "Tensor? self: the skeleton takes"),
+    "optional": ("mine", "(Tensor? self) -> Tensor", "takes no Tensor"),
     "a string": ("mine", "(Tensor self, str mode) -> Tensor", "str mode: the skeleton takes"),
     "writes": ("mine", "(Tensor(a!) self) -> Tensor", "the skeleton takes"),
     "a view": ("mine", "(Tensor(a) self) -> Tensor(a)", "the skeleton takes"),
@@ -128,12 +128,14 @@ CANNOT_WORK = {
 }
 NO_DEFAULT = {
     "Tensor": ("1", "True", ".5"),
+    "Tensor?": ("1", "True", "[]"),
     "Scalar": ("True", "Mean", "1e", "05", "."),
     "float": ("True", "true", "inf", "05", "1e400", "1_0", "0x10", "-", "e3", "1.5.2"),
     "int": ("1.5", "1.", "1e3", "True", "08", "0x10", "-", "99999999999999999999"),
     "bool": ("1", "0", "true", "false", ".5", "None"),
 }
 DEFAULTS = {
+    "Tensor?": ("None",),
     "Scalar": ("1", "-2.5", ".5", "1e-3"),
     "float": (".5", "-.5", "1.", "0", "-3", "2.50", "1e3", "1e+3", "1.5E-3", "0.5"),
     "int": ("0", "-1", "10", "123456789012345678"),
@@ -205,6 +207,7 @@ SCHEMAS = {
     "three_named": "(Tensor x, int n, bool flag=True) -> (Tensor a, Tensor b, Tensor c)",
     "two": "two(Tensor self, Scalar alpha) -> (Tensor, Tensor)",
     "key": "(Tensor self, float a, *, Tensor other, int b, bool c=False) -> Tensor",
+    "maybe": "(Tensor x, Tensor? weight=None, *, bool flag=True) -> (Tensor a, Tensor b)",
 }
 
 
@@ -240,10 +243,12 @@ def test_what_a_folder_of_its_own_has(others):
     assert targets.returncode == 0, targets.stderr
     first = subprocess.run(["make", "-n"], cwd=others, capture_output=True, text=True)
     assert "install --example" in first.stdout, first.stderr
+    said = subprocess.run(["make", "help"], cwd=others, capture_output=True, text=True).stdout
+    assert said.startswith("mine ") and "bench" not in said
     script = "from fork.overlay import Stack; from fork.paths import ROOT"
-    command = [sys.executable, "-c", f"{script}; print(Stack(ROOT).commits[0].subject(5))"]
+    command = [sys.executable, "-c", f"{script}; print(Stack(ROOT).commits[0].subject(6))"]
     title = subprocess.run(command, cwd=others, capture_output=True, text=True)
-    assert title.stdout.startswith("[mine 1/5] "), title.stderr
+    assert title.stdout.startswith("[mine 1/6] "), title.stderr
 
 
 def test_each_commit_stands(others):
@@ -271,7 +276,7 @@ def test_what_the_files_say(others, name):
         e["name"].split("(")[0]: e
         for e in yaml.safe_load((others / DERIVATIVES).read_text(encoding="utf-8"))
     }
-    tensors = re.findall(r"Tensor (\w+)", SCHEMAS[name].split("->")[0])
+    tensors = re.findall(r"Tensor\?? (\w+)", SCHEMAS[name].split("->")[0])
     assert set(derivatives[name]) == {"name", *tensors}
     for path in (f"{OPINFOS}/{name}.py", f"test/test_{name}.py"):
         text = (others / path).read_text(encoding="utf-8")
@@ -282,6 +287,8 @@ def test_what_the_files_say(others, name):
     assert f" {name}(const Tensor& {tensors[0]}" in kernel and "${" not in kernel
     results = SCHEMAS[name].split("->")[1].count("Tensor")
     assert ("std::tuple<" in kernel) == (results > 1)
+    assert ("std::optional<Tensor>& weight" in kernel) == ("Tensor?" in SCHEMAS[name])
+    assert "at::hypot is in ATen/ops/hypot.h" in kernel
 
 
 def test_signatures(others):
@@ -291,10 +298,29 @@ def test_signatures(others):
     docs = (others / "torch/_torch_docs.edit.py").read_text(encoding="utf-8")
     assert "mine(self, other, *, scale=1.0) -> Tensor" in docs
     assert "three_named(x, n, flag=True) -> (Tensor, Tensor, Tensor)" in docs
-    opinfo = (others / OPINFOS / "mine.py").read_text(encoding="utf-8")
-    assert "SampleInput(make(shape_self), make(shape_other), scale=0.5)" in opinfo
-    opinfo = (others / OPINFOS / "key.py").read_text(encoding="utf-8")
-    assert "SampleInput(make(shape_self), 0.5, other=make(shape_other), b=2, c=True)" in opinfo
+    assert "maybe(x, weight=None, *, flag=True) -> (Tensor, Tensor)" in docs
+
+
+SAMPLES = {
+    "mine": [
+        "make(shape_self), make(shape_other), scale=0.5",
+        "make(shape_self), make(shape_other)",
+    ],
+    "one": ["make(shape)"],
+    "three_named": ["make(shape), 2, False", "make(shape), 2"],
+    "two": ["make(shape), 0.5"],
+    "key": [
+        "make(shape_self), 0.5, other=make(shape_other), b=2, c=True",
+        "make(shape_self), 0.5, other=make(shape_other), b=2",
+    ],
+    "maybe": ["make(shape_x), make(shape_weight), flag=False", "make(shape_x)"],
+}
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_the_samples_have_the_defaults_too(others, name):
+    opinfo = (others / OPINFOS / f"{name}.py").read_text(encoding="utf-8")
+    assert re.findall(r"yield SampleInput\((.*)\)$", opinfo, re.M) == SAMPLES[name]
 
 
 def test_in_a_clone(tmp_path):

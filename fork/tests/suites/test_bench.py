@@ -323,9 +323,8 @@ def test_plot(tmp_path):
     for found in rows:
         found.update(d=64, e=64)  # which the curves over n show
     written = results.write(about(rows), tmp_path)
-    assert written == ["cpu.json", "cpu.md", "cpu.svg", "cpu-dark.svg", "cpu-narrow.svg"]
-    light, dark, narrow = ((tmp_path / name).read_text(encoding="utf-8") for name in written[2:])
-    assert "#ffffff" in light and "#ffffff" not in dark and "#ffffff" in narrow
+    assert written == ["cpu.json", "cpu.md", "cpu.svg", "cpu-narrow.svg"]
+    light, narrow = ((tmp_path / name).read_text(encoding="utf-8") for name in written[2:])
     widths = [float(re.search(r'width="([\d.]+)pt"', text)[1]) for text in (light, narrow)]
     assert widths == [13 * 72, 4 * 72]
     results.write(about(rows), tmp_path)
@@ -357,7 +356,7 @@ def test_what_a_sweep_found():
 def test_plot_of_a_sweep(tmp_path):
     pytest.importorskip("matplotlib")
     written = results.write(about([]) | {"sweeps": [swept(2, 0.5)]}, tmp_path)
-    assert written[2:] == ["cpu-sweep.svg", "cpu-sweep-dark.svg"]
+    assert written[2:] == ["cpu-sweep.svg"]
     assert "2 threads, seed 7" in (tmp_path / "cpu-sweep.svg").read_text(encoding="utf-8")
 
 
@@ -483,7 +482,7 @@ def test_over_the_length(tmp_path):
     import lengths
 
     def row(n, mode, **seconds):
-        names = {"ours": "torch.attn_output", "eager": "eager"}
+        names = {"ours": "torch.attn_output", "eager": "eager", "attn": "torch.attn"}
         named = {names[x]: y for x, y in seconds.items()}
         same = {"memory": dict.fromkeys(named, 3 << 20), "flops": dict.fromkeys(named, 1e9)}
         return {"n": n, "mode": mode, "seconds": named, "disturbed": 0.0, **same}
@@ -506,7 +505,20 @@ def test_over_the_length(tmp_path):
     assert "peak is 1 GFLOP/s. A figure" in text
     disturbed = lengths.markdown({**result, "peak": 4e9, "disturbed peak": 3e9})
     assert "peak is 4 GFLOP/s, by an earlier run" in disturbed and "as 3. A figure" in disturbed
-    assert "Memory of a step" in (tmp_path / "cpu-lengths-narrow.svg").read_text(encoding="utf-8")
+    narrow = (tmp_path / "cpu-lengths-narrow.svg").read_text(encoding="utf-8")
+    assert "Memory: step" in narrow
+    # The bars want second derivatives, and are of the largest n at which eager has these.
+    assert not [*tmp_path.glob("*bars*")]
+    for n in (512, 1024, 2048):
+        others = {} if n == 2048 else {"eager": [9.0]}
+        result["rows"].append(row(n, "step", ours=[4.0], attn=[n / 128], **others))
+        result["rows"].append(row(n, "double backward", ours=[5.0], **others))
+    lengths.write(result, tmp_path)
+    for end in ("", "-dark", "-narrow"):
+        bars = (tmp_path / f"cpu-lengths-bars{end}.svg").read_text(encoding="utf-8")
+        assert "n = m = 1024," in bars and result["machine"]["cpu"] in bars
+        assert "torch.attn, step: 1.1×, 3 MiB (eager: 3 MiB)" in bars
+        assert "double backward: 1.8×" in bars and ("#ffffff" in bars) == (end != "-dark")
 
 
 @pytest.mark.parametrize("mode", SECOND_ORDER_MODES)
@@ -810,7 +822,7 @@ def test_report_of_a_gpu(tmp_path):
     result = about(rows) | {"device": "cuda", "unmeasured": {"a": "x", "b": "y", "c": "x"}}
     result["peaks"]["flops"]["tf32"] = 4e14
     written = results.write(result, tmp_path)
-    assert written[:4] == ["cuda.json", "cuda.md", "cuda.svg", "cuda-dark.svg"]
+    assert written == ["cuda.json", "cuda.md", "cuda.svg", "cuda-narrow.svg"]
     text = (tmp_path / "cuda.md").read_text(encoding="utf-8")
     assert "Measured peaks in TFLOP/s: fp32 0, fp64 0, tf32 400." in text
     assert "| 3 s host |" in text and "| 3 s |" in text and "200%" in text

@@ -13,13 +13,14 @@ from fork.tests.conftest import write_files
 from fork.tests.test_cli import invoke
 
 NEW = "course/tests/test_new.py"
+CARRY = "course/tests/test_carry.py"
 EXERCISES = "course/tests/test_lessons.py"
 EXTENSION = "course/linear_extension/tests"
 RESULTS = "site/tests/test_lesson_pages.py"
 DOWNLOADS = "site/tests/test_downloads.py"
 CODE = "site/tests/test_code.py"
 BROWSER = "site/tests/test_site.py"
-TESTS = {NEW, EXERCISES, EXTENSION, RESULTS, DOWNLOADS, CODE, BROWSER}
+TESTS = {NEW, CARRY, EXERCISES, EXTENSION, RESULTS, DOWNLOADS, CODE, BROWSER}
 
 
 @pytest.fixture
@@ -53,14 +54,14 @@ def chosen(command):
 @pytest.mark.parametrize(
     ("words", "built", "tests", "report"),
     [
-        (["course"], "with", {NEW, EXERCISES, EXTENSION, RESULTS, DOWNLOADS}, "course"),
+        (["course"], "with", TESTS - {CODE, BROWSER}, "course"),
         (
             ["course", "--only", "lessons"],
             "with",
             {EXERCISES, EXTENSION, RESULTS, DOWNLOADS},
             "course",
         ),
-        (["course", "--only", "operators"], "", {NEW}, "operators"),
+        (["course", "--only", "operators"], "", {NEW, CARRY}, "operators"),
         (["site"], "with", set(), ""),
         (["site", "--no-lessons"], "without", set(), ""),
         (["site", "--test"], "with", {RESULTS, DOWNLOADS, CODE, BROWSER}, "site"),
