@@ -145,6 +145,10 @@ class TestAttnOutputTracing(AttnTestCase):
                 )
 
 
+# Dynamo of 2.6 knows no product with `repeat`.
+MASKS = [*product((False, True), repeat=3)]
+
+
 class Everything(torch.nn.Module):
     """Calls each of OPERATORS, with each choice of what it is given and of its results."""
 
@@ -156,7 +160,7 @@ class Everything(torch.nn.Module):
         inputs, tangents = tensors[:3], tensors[3:]
         output, attn = torch.attn(*inputs)
         found = [output, attn, torch.attn_output(*inputs, is_causal=True, scale=0.5)]
-        for mask in product((False, True), repeat=3):
+        for mask in MASKS:
             for grads in product((None, grad_output), (None, grad_attn)):
                 found += aten._attn_backward(*grads, *inputs, attn, mask)
             found += aten._attn_output_backward(grad_output, *inputs, True, 0.5, mask)

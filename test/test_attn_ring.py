@@ -505,7 +505,9 @@ class TestAttnRingTwoProcesses(AttnRing):
                 expected["grad_k of a whole"] = expected["grad_k"]
                 for name, x in found.items():
                     self.assertEqual(tuple(x.placements), (Shard(1),), name)
-                    self.assertTrue(torch.equal(x.to_local(), expected[name]), name)
+                    # A composed product's bits depend on where its operands lie.
+                    bits = {} if name in SECOND else {"rtol": 0, "atol": 0}
+                    self.assertEqual(x.to_local(), expected[name], name, **bits)
                     self.assertEqual(x.shape[1], 45)
 
     def test_dtensor_contexts(self):

@@ -65,7 +65,8 @@ def read(result: Result, status: int, report: Path) -> None:
             result.lacks = case.findtext("skipped").rpartition("SkipTest: ")[2].rstrip("')")
         else:
             result.broken = case.findtext("error").rstrip().rpartition("\n")[2]
-    if status == INTERNAL_ERROR and (
+    # An older pytest makes an error of a file that exits.
+    if (status == INTERNAL_ERROR or result.broken == "SystemExit: 0") and (
         found := LACKS.search(result.log.read_text(errors="replace", encoding="utf-8"))
     ):
         result.lacks = found[1]

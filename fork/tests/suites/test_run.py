@@ -12,6 +12,7 @@ from fork.errors import ForkError
 from fork.suites import files, own, report
 from fork.suites import run as runner
 from fork.suites.plan import Command
+from fork.suites.results import Result, read
 
 HEAD = """
 import os, signal, sys, unittest
@@ -198,6 +199,23 @@ def test_a_suite_for_which_the_build_lacks_something(tree, end, skipped, failed)
     why = "test_ops.py: skipped: torch.x is not available"
     assert (why in shown([result])) == bool(skipped)
     assert bool([*report.failures([result])]) == bool(failed)
+
+
+@pytest.mark.parametrize("said", ["torch.x not available, skipping tests", "not available: no"])
+def test_a_file_that_exits_is_an_error_for_an_older_pytest(tmp_path, said):
+    """7.3, which the suites of 2.6 have, goes on from there and ends with status 2."""
+    log, found = tmp_path / "log", tmp_path / "report.xml"
+    log.write_text(f"{said}\n", encoding="utf-8")
+    found.write_text(
+        "<testsuites><testsuite><testcase classname='' name='test_x'>"
+        "<error message='collection failure'>Traceback\nSystemExit: 0</error>"
+        "</testcase></testsuite></testsuites>",
+        encoding="utf-8",
+    )
+    result = Result("test_x.py", log=log)
+    read(result, 2, found)
+    is_skipped = said.endswith("skipping tests")
+    assert result.ok == is_skipped and counted(result, "skipped") == (int(is_skipped),)
 
 
 @pytest.mark.parametrize(
