@@ -27,7 +27,6 @@ from fork.suites import environment, finish, own_files, run_suites, table
 
 PUBLISHED = "bench/published"
 SCRIPTS = ("bench", "lengths", "ring", "stages", "ways")
-# The kernel for a device is in this folder.
 # The sources of the kernels, and for which device they are; of two folders the first one counts.
 FOLDERS = {
     "torch/_native/ops/attn/": "cuda",

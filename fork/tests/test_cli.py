@@ -740,7 +740,8 @@ def test_what_make_is_told_is_not_for_a_make_that_a_command_calls(tmp_path):
 def test_make_help_lists_every_target():
     phony = subprocess.run(["make", "-pn"], cwd=ROOT, capture_output=True, text=True).stdout
     targets = {x for line in re.findall(r"^\.PHONY: (.*)", phony, re.M) for x in line.split()}
-    said = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True).stdout
+    command = ["make", "--no-print-directory", "help"]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
     listed = dict(line.split(maxsplit=1) for line in said.splitlines())
     assert listed.keys() == targets and {PROJECT, "site"} < targets
     assert listed["clean"] == "remove all that was built and downloaded"

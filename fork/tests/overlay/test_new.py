@@ -243,7 +243,8 @@ def test_what_a_folder_of_its_own_has(others):
     assert targets.returncode == 0, targets.stderr
     first = subprocess.run(["make", "-n"], cwd=others, capture_output=True, text=True)
     assert "install --example" in first.stdout, first.stderr
-    said = subprocess.run(["make", "help"], cwd=others, capture_output=True, text=True).stdout
+    command = ["make", "--no-print-directory", "help"]
+    said = subprocess.run(command, cwd=others, capture_output=True, text=True).stdout
     assert said.startswith("mine ") and "bench" not in said
     script = "from fork.overlay import Stack; from fork.paths import ROOT"
     command = [sys.executable, "-c", f"{script}; print(Stack(ROOT).commits[0].subject(6))"]

@@ -233,7 +233,7 @@ def test_the_graft_compiles_every_source(tmp_path, unpacked):
     extra["torch/lib/libtorch.so"] = "\0libtorch.so\0$ORIGIN/../../nvidia/cu13/lib:$ORIGIN\0"
     write_files(unpacked, extra)
     graft = Graft(Stack(ROOT), Base(unpacked))
-    graft.nvcc = cuda.Nvcc(Path("/cuda/bin/nvcc"), "13.0", (80, 90, 100), 75)
+    graft.nvcc = cuda.Nvcc("/cuda/bin/nvcc", "13.0")
     config = graft.configuration()
     for path, _ in sources():
         assert f"{ROOT / path}" in config, path

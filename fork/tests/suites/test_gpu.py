@@ -12,7 +12,6 @@ from commands import bench
 from fork import paths
 from fork.errors import ForkError
 from fork.graft import build
-from fork.graft.cuda import Nvcc
 from fork.paths import ROOT
 from fork.suites.files import own_files
 from fork.suites.results import Result
@@ -64,8 +63,9 @@ def steps(tmp_path, monkeypatch):
     monkeypatch.setattr(build, "Stack", lambda root: None)
     monkeypatch.setattr(build, "get", lambda release, *_: release)
     monkeypatch.setattr(build.Graft, "__init__", lambda self, *args: None)
-    monkeypatch.setattr(build.Graft, "nvcc", Nvcc(tmp_path / "nvcc", "13.0", (80, 90), 75))
-    monkeypatch.setattr(build.Graft, "kernels", [tmp_path / "Attn.cu"])
+    base = SimpleNamespace(version="2.13.0")
+    monkeypatch.setattr(build.Graft, "base", base, raising=False)
+    monkeypatch.setattr(build.cuda, "built_for", lambda base: "13.0")
     monkeypatch.delenv("BASE", raising=False)  # `make test` sets it
     monkeypatch.setattr(bench, "devices", lambda: 1)
     monkeypatch.setattr("fork.graft.base._installed", lambda: None)  # as if torch were there
@@ -112,9 +112,9 @@ def test_without_a_gpu_nothing_is_built(steps, monkeypatch):
     assert names(steps) == []
 
 
-def test_without_kernels_nothing_is_built(steps, monkeypatch):
-    monkeypatch.setattr(build.Graft, "nvcc", "no nvcc")
-    assert invoke("bench-gpu") == (1, "error: no nvcc")
+def test_on_a_base_for_cpus_nothing_is_built(steps, monkeypatch):
+    monkeypatch.setattr(build.cuda, "built_for", lambda base: None)
+    assert invoke("bench-gpu") == (1, "error: torch 2.13.0 is not built for CUDA")
     assert names(steps) == []
 
 
