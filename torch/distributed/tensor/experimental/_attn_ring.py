@@ -560,6 +560,29 @@ def _chunks(rows: int, ranks: int) -> tuple[int, ...]:
     return tuple(max(0, min(size, rows - rank * size)) for rank in range(ranks))
 
 
+class _Local(torch.autograd.Function):
+    """x.to_local() with a gradient that has one too, which that of 2.6 lacks."""
+
+    @staticmethod
+    def forward(ctx, x: DTensor) -> Tensor:
+        ctx.mesh, ctx.placements = x.device_mesh, x.placements
+        ctx.sizes = x.shape, x.stride()
+        local = x.to_local()
+        return local.view_as(local)
+
+    @staticmethod
+    def backward(ctx, grad):
+        shape, stride = ctx.sizes
+        return DTensor.from_local(
+            grad,
+            ctx.mesh,
+            ctx.placements,
+            run_check=False,
+            shape=shape,
+            stride=stride,
+        )
+
+
 @torch.compiler.disable
 def _ring_of_dtensors(
     q: DTensor, k: DTensor, v: DTensor, dim: int, options: _Options
@@ -568,7 +591,7 @@ def _ring_of_dtensors(
     known = [_chunks(x.shape[-2], mesh.size(dim)) for x in (q, k)]
     local = _ring(
         mesh.get_group(dim),
-        [x.to_local() for x in (q, k, v)],
+        [_Local.apply(x) for x in (q, k, v)],
         options,
         None if options.check else known,
     )
