@@ -248,7 +248,7 @@ import sys, torch
 sys.argv = sys.argv[:1]
 from torch.testing._internal.opinfo.definitions import left_alone
 left_alone.SHAPES = (((2,), (2,)),)
-sample, = left_alone.op_db[0].sample_inputs("cpu", torch.double, requires_grad=True)
+sample = next(left_alone.op_db[0].sample_inputs("cpu", torch.double, requires_grad=True))
 try:
     torch.left_alone(sample.input, *sample.args)
 except NotImplementedError as error:
