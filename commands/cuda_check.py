@@ -23,10 +23,11 @@ from fork.commands import Command, report
 from fork.console import console, new_table, print_wide, run, step
 from fork.graft import ARCHITECTURE, OLDEST, Nvcc, compilers
 
-HEADER = paths.ROOT / "aten/src/ATen/native/cuda/AttnSweep.cuh"
+INCLUDES = paths.ROOT / "aten/src"
+HEADER = INCLUDES / "ATen/native/cuda/AttnSweep.cuh"
 FOLDER = paths.BUILD / "cuda-check"
 DISASSEMBLER = "nvidia-cuda-nvdisasm==13.2.78"
-SOURCE = """#include "{header}"
+SOURCE = """#include <ATen/native/cuda/AttnSweep.cuh>
 using namespace at::native::attn_sweep;
 using P = {plan};
 template __global__ void at::native::attn_sweep::attn_sweep<P>(const __grid_constant__ Args<P::T>);
@@ -50,30 +51,46 @@ class Kernel(NamedTuple):
     tile: int
     groups: int = 2
     late: bool = False
+    stored: str = "kNothing"
 
     @property
     def name(self) -> str:
-        return f"{self.dtype} {self.sweep.removeprefix('k')} {self.width} {self.groups}"
+        what = "" if self.stored == "kNothing" else f" {self.stored.removeprefix('k')}"
+        return f"{self.dtype} {self.sweep.removeprefix('k')} {self.width} {self.groups}{what}"
 
     @property
     def plan(self) -> str:
         if self.groups == 3:
             return f"LongForward<{self.dtype}>"
-        return f"PlanOf<{self.dtype}, Sweep::{self.sweep}, {self.width}>::type"
+        about = f"{self.dtype}, Sweep::{self.sweep}, {self.width}, Stored::{self.stored}"
+        return f"PlanOf<{about}>::type"
 
     @property
     def budgets(self) -> tuple[int, int]:
         """Registers of a thread of the producer, and of a consumer."""
+        if self.reads_attn:
+            return (40, 232)
         return (24, 240) if self.groups == 2 else (32, 160)
+
+    @property
+    def reads_attn(self) -> bool:
+        return self.sweep != "kForward" and self.stored != "kNothing"
+
+    @property
+    def double(self) -> bool:
+        """Whether two sets of fragments are in use, by turns."""
+        if self.stored != "kNothing":
+            return self.sweep == "kRows"
+        return self.late
 
     @property
     def products(self) -> int:
         """wgmma instructions: a tile's stand once or more in the program."""
-        operands = 1 if self.sweep == "kForward" else 2
+        operands = 1 if self.sweep == "kForward" or self.reads_attn else 2
         results = 2 if self.sweep == "kColumns" else 1
         scores, sums = operands * self.width // 16, results * self.tile // 16
-        if not self.late:  # the first scores; a tile of the loop; the last sums
-            return 2 * (scores + sums)
+        if not self.double:  # the first scores; a tile of the loop; the last sums
+            return 2 * (scores + sums) + (results if self.late else 0)
         # The first scores, and an empty group for each result; two tiles of the loop; the last
         # two tiles, or one.
         return scores + results + 2 * (scores + sums) + (scores + 2 * sums) + sums
@@ -90,6 +107,14 @@ KERNELS = [
         ("kRows", 128, 64, 2, True),
         ("kColumns", 64, 64),
         ("kColumns", 128, 64),
+        ("kForward", 64, 128, 2, True, "kAttn"),
+        ("kForward", 128, 128, 2, False, "kAttn"),
+        *(
+            (sweep, width, 64, 2, True, stored)
+            for sweep in ("kRows", "kColumns")
+            for width in (64, 128)
+            for stored in ("kAttn", "kAttnAndGradient")
+        ),
     )
 ]
 
@@ -181,9 +206,10 @@ def compiled(nvcc: Nvcc, kernel: Kernel, disassembler: Path) -> tuple[str, Progr
     stem = FOLDER / re.sub(r"\W+", "-", kernel.name)
     source, code, log = (stem.with_suffix(suffix) for suffix in (".cu", ".cubin", ".log"))
     about = {**kernel._asdict(), "late": f"{kernel.late}".lower(), "plan": kernel.plan}
-    source.write_text(SOURCE.format(header=HEADER, **about), encoding="utf-8")
+    source.write_text(SOURCE.format(**about), encoding="utf-8")
     target = f"arch=compute_{ARCHITECTURE},code=sm_{ARCHITECTURE}"
-    command = [nvcc.path, "-O3", "-std=c++17", f"-gencode={target}", "-Xptxas=-v", "-cubin"]
+    command = [nvcc.path, "-O3", "-std=c++17", f"-I{INCLUDES}", f"-gencode={target}"]
+    command += ["-Xptxas=-v", "-cubin"]
     run([*command, source, "-o", code], log, f"{kernel.name}: the compiler stopped")
     text = subprocess.check_output([disassembler, "-c", code], text=True)
     return log.read_text(encoding="utf-8"), Program.parse(text)

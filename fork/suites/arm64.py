@@ -38,7 +38,7 @@ PACKAGES = (f"python{PYTHON}", f"libpython{PYTHON}-dev", "libstdc++6")
 # machine's. Most take many minutes in an emulator.
 LEFT_OUT = (
     *("aot_inductor", "autocast", "brgemm", "compile", "cpp", "cuda", "dtensor", "energy"),
-    *("examples", "flops", "ring", "tracing", "vmap"),
+    *("examples", "flops", "ring", "sweep", "tracing", "vmap"),
 )
 # These files are run in part: one of the expressions, of pytest's -k, selects each test that is
 # run. Some tests are left out because they repeat others at other sizes (a name begins with them: a

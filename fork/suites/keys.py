@@ -21,7 +21,7 @@ from fork.suites.run import command
 
 # The files that decide how tests are run and counted.
 RUNNER = (HERE / "run.py", HERE / "results.py", REQUIREMENTS)
-UNSEEN = "aten/src/ATen/native/cuda/"  # by tests on a CPU
+CUDA = "aten/src/ATen/native/cuda/"  # compiled by tests, where no nvcc is
 IMPORT = re.compile(r"^\s*(?:from|import) (\w+)", re.M)
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -40,8 +40,7 @@ def key_of(plan: Plan, stack: Stack, commit: Commit, where: str) -> str:
     tree = stack.tree(commit.number)
     files = tests_of(plan, tree)
     if plan or NATIVE in tree:
-        made = made_of(stack.root, tree).items()
-        files |= {path: file for path, file in made if not path.startswith(UNSEEN)}
+        files |= made_of(stack.root, tree)
         files |= {f"fork/suites/{file.name}": file for file in RUNNER}
     scripts = [[c.folder, *c.words] for c in plan.scripts]
     return digest([where, plan.upstream, plan.own, scripts], contents(files))
@@ -49,14 +48,15 @@ def key_of(plan: Plan, stack: Stack, commit: Commit, where: str) -> str:
 
 def key_made(plan: Plan, stack: Stack, commit: Commit, graft: Graft) -> str:
     """A hash of what is compiled, shipped and run for the plan, of a graft that is prepared."""
-    inputs = {path: text for path, text in graft.inputs().items() if not path.startswith(UNSEEN)}
     ops = operators(stack.root / NATIVE)
     report = Path("report.xml")
     suites = {**{name: (*ops, *walks) for name, walks in plan.upstream.items()}, **plan.own}
     commands = [list(map(str, command(name, of, report))) for name, of in suites.items()]
     scripts = [[c.folder, *c.words] for c in plan.scripts]
-    files = {**tests_of(plan, stack.tree(commit.number)), REQUIREMENTS.name: REQUIREMENTS}
-    return digest([graft.base.version, commands, scripts], {**inputs, **contents(files)})
+    tree = stack.tree(commit.number)
+    files = {**tests_of(plan, tree), REQUIREMENTS.name: REQUIREMENTS}
+    files |= {path: file for path, file in tree.items() if path.startswith(CUDA)}
+    return digest([graft.base.version, commands, scripts], {**graft.inputs(), **contents(files)})
 
 
 def digest(about: list, files: Mapping[str, bytes]) -> str:
@@ -114,14 +114,17 @@ def _is_seen(path: str, plan: Plan, tree: Mapping[str, Path]) -> bool:
 
 
 def _with_imports(plan: Plan, tree: Mapping[str, Path]) -> set[str]:
-    """The overlay's test files that the plan runs, and those that they import."""
+    """The overlay's test files that the plan runs, those that they import, and the folders beside
+    them that they name."""
     found: set[str] = set()
     names = [*plan.upstream, *plan.own, *(c.file.removeprefix(TEST) for c in plan.scripts)]
     while names:
         path = TEST + names.pop()
         if path in tree and path not in found:
             found.add(path)
-            names += [
-                f"{name}.py" for name in IMPORT.findall(tree[path].read_text(encoding="utf-8"))
-            ]
+            text = tree[path].read_text(encoding="utf-8")
+            names += [f"{name}.py" for name in IMPORT.findall(text)]
+            folders = {Path(other).parts[1] for other in tree if other.startswith(TEST)}
+            beside = tuple(f"{TEST}{name}/" for name in folders if f'"{name}"' in text)
+            found |= {other for other in tree if beside and other.startswith(beside)}
     return found

@@ -26,7 +26,7 @@ FILES = {
     "stack/03-more/commit.md": message(
         [
             *("aten/src/ATen/native/cuda/Attn.cu", "benchmarks/attn/cases.py"),
-            *("docs/source/attn.md", "test/test_attn_more.py"),
+            *("docs/source/attn.md", "test/more/machine.h", "test/test_attn_more.py"),
         ]
     ),
     "stack/04-bench/commit.md": message(
@@ -41,7 +41,8 @@ FILES = {
     "docs/source/attn.md": "",
     "test/attn_function.py": "",
     "test/test_attn.py": "from attn_function import Attn\n",
-    "test/test_attn_more.py": "def f():\n    import test_attn\n",
+    "test/more/machine.h": "",
+    "test/test_attn_more.py": 'def f():\n    import test_attn\n    print("more")\n',
     "test/test_attn_last.py": "",
     **OPERATOR,
 }
@@ -51,11 +52,12 @@ FILES = {
     ("path", "changed"),
     [
         ("aten/src/ATen/native/Attn.cpp", {2, 3, 4, 5}),
-        ("aten/src/ATen/native/cuda/Attn.cu", set()),
+        ("aten/src/ATen/native/cuda/Attn.cu", {3, 4, 5}),
         ("benchmarks/attn/cases.py", {4}),  # commit 4 runs a file beside it
         ("docs/source/attn.md", set()),
         ("test/attn_function.py", {1, 2, 3}),  # 2 imports it, and 3 imports what 2 has
         ("test/test_attn.py", {2, 3}),
+        ("test/more/machine.h", {3}),  # the folder is named by a test of 3
         ("test/test_attn_more.py", {3}),
         ("CMakeLists.txt", {1, 2, 3, 4, 5}),
     ],

@@ -10,9 +10,13 @@
 #include <ATen/Functions.h>
 #include <ATen/NativeFunctions.h>
 #else
+#include <ATen/ops/_attn_backward_native.h>
 #include <ATen/ops/_attn_output_backward_native.h>
-#include <ATen/ops/_portable_attn_output_backward.h>
+#include <ATen/ops/_portable_attn.h>
+#include <ATen/ops/_portable_attn_backward.h>
 #include <ATen/ops/_portable_attn_output.h>
+#include <ATen/ops/_portable_attn_output_backward.h>
+#include <ATen/ops/attn_native.h>
 #include <ATen/ops/attn_output_native.h>
 #include <ATen/ops/empty.h>
 #endif
@@ -78,34 +82,38 @@ bool is_readable(const Tensor& x) {
   return true;
 }
 
-enum Matrix { kQ, kK, kV, kG, kMatrices };
+enum Matrix { kQ, kK, kV, kG, kAttn, kGradAttn, kMatrices };
 
 // A call that the kernels take: the matrices as TMA can read them, and their
 // batch dimensions, merged where all of them allow it.
 class Call {
  public:
-  // `grad_output` may be undefined. None for what the kernels don't take; the
-  // arguments are those of an operator that has checked them.
+  // q, k and v are there, the others where the call has them. None for what the
+  // kernels don't take; the arguments are those of an operator that has checked
+  // them.
   static std::optional<Call> of(
-      const Tensor& q,
-      const Tensor& k,
-      const Tensor& v,
-      const Tensor& grad_output,
-      bool is_causal,
-      double scale) {
-    const auto is_wide = [](int64_t width) {
-      return width % 8 != 0 || width > kWidest;
+      const std::array<Tensor, kMatrices>& matrices,
+      bool is_causal = false,
+      double scale = 1) {
+    const auto& q = matrices[kQ];
+    const auto& v = matrices[kV];
+    const auto takes = [](int64_t width) {
+      return width % 8 == 0 && width <= kWidest;
     };
     const auto dtype = q.scalar_type();
     if ((dtype != kBFloat16 && dtype != kHalf) || q.numel() == 0 ||
-        v.numel() == 0 || is_wide(q.size(-1)) || is_wide(v.size(-1)) ||
+        v.numel() == 0 || !takes(q.size(-1)) || !takes(v.size(-1)) ||
         !std::isfinite(static_cast<float>(scale)) || !is_for(q.device())) {
       return std::nullopt;
     }
     Call call;
-    call.matrices_ = {q, k, v, grad_output};
-    for (auto& x : call.matrices_) {
+    call.matrices_ = matrices;
+    for (const auto which : c10::irange(int(kMatrices))) {
+      auto& x = call.matrices_[which];
       if (x.defined() && !is_readable(x)) {
+        if (which >= kAttn) { // too large to copy
+          return std::nullopt;
+        }
         x = x.clone(MemoryFormat::Contiguous);
       }
     }
@@ -120,14 +128,22 @@ class Call {
       return of_dtype(
           [&](auto type) { run<LongForward<decltype(type)>>(output, {}); });
     }
-    sweep<Sweep::kForward>(output, {});
+    sweep<Sweep::kForward, Stored::kNothing>(output, {});
   }
-  void rows(const Tensor& grad_q) const {
-    sweep<Sweep::kRows>({}, grad_q);
+  // attn is contiguous, and its rows are multiples of 16 bytes.
+  void forward(const Tensor& output, const Tensor& attn) const {
+    sweep<Sweep::kForward, Stored::kAttn>(output, {}, attn);
   }
-  // Either gradient may be undefined.
-  void columns(const Tensor& grad_k, const Tensor& grad_v) const {
-    sweep<Sweep::kColumns>(grad_v, grad_k);
+  // Any gradient may be undefined.
+  void backward(
+      const Tensor& grad_q, const Tensor& grad_k, const Tensor& grad_v) const {
+    if (matrices_[kGradAttn].defined()) {
+      backward<Stored::kAttnAndGradient>(grad_q, grad_k, grad_v);
+    } else if (matrices_[kAttn].defined()) {
+      backward<Stored::kAttn>(grad_q, grad_k, grad_v);
+    } else {
+      backward<Stored::kNothing>(grad_q, grad_k, grad_v);
+    }
   }
 
  private:
@@ -206,21 +222,66 @@ class Call {
     }
   }
 
-  template <Sweep kSweep>
-  void sweep(const Tensor& values, const Tensor& gradients) const {
+  template <Stored kStored>
+  void backward(
+      const Tensor& grad_q, const Tensor& grad_k, const Tensor& grad_v) const {
+    if (grad_q.defined()) {
+      sweep<Sweep::kRows, kStored>({}, grad_q);
+    }
+    if (grad_k.defined() || grad_v.defined()) {
+      sweep<Sweep::kColumns, kStored>(grad_v, grad_k);
+    }
+  }
+
+  template <Sweep kSweep, Stored kStored>
+  void sweep(
+      const Tensor& values,
+      const Tensor& gradients,
+      const Tensor& attn = {}) const {
     of_dtype([&](auto type) {
       using T = decltype(type);
       if (width() <= 64) {
-        run<typename PlanOf<T, kSweep, 64>::type>(values, gradients);
+        run<typename PlanOf<T, kSweep, 64, kStored>::type>(
+            values, gradients, attn);
       } else {
-        run<typename PlanOf<T, kSweep, 128>::type>(values, gradients);
+        run<typename PlanOf<T, kSweep, 128, kStored>::type>(
+            values, gradients, attn);
       }
     });
   }
 
-  // The first `rows` rows of each sample, which TMA reads in boxes of 64
-  // columns. A dimension that samples share is left out: its size is 1.
+  // The first `rows` rows of each sample. A dimension that samples share is
+  // left out: its size is 1.
   CUtensorMap tensor_map(Matrix which, int64_t rows, int box) const {
+    const auto& x = matrices_[which];
+    cuuint64_t sizes[2 + kBatchDims], strides[1 + kBatchDims];
+    sizes[0] = x.size(-1);
+    sizes[1] = rows;
+    strides[0] = x.size(-2) > 1 ? 2 * x.stride(-2) : 16;
+    for (const auto i : c10::irange(kBatchDims)) {
+      const auto place = kBatchDims - 1 - i;
+      const auto stride = strides_[which][place];
+      sizes[2 + i] = stride ? sizes_[place] : 1;
+      strides[1 + i] = stride ? 2 * stride : 16;
+    }
+    return tensor_map(x, sizes, strides, box);
+  }
+
+  // A contiguous matrix, its samples by one number.
+  CUtensorMap tensor_map(const Tensor& x, int box) const {
+    const cuuint64_t n = x.size(-1), m = x.size(-2);
+    const cuuint64_t sizes[] = {n, m, x.numel() / (m * n), 1, 1};
+    const cuuint64_t strides[] = {2 * n, 2 * m * n, 16, 16};
+    return tensor_map(x, sizes, strides, box);
+  }
+
+  // What TMA must know of a matrix, which it reads and writes in boxes of 64
+  // columns. Strides are bytes.
+  static CUtensorMap tensor_map(
+      const Tensor& x,
+      const cuuint64_t (&sizes)[2 + kBatchDims],
+      const cuuint64_t (&strides)[1 + kBatchDims],
+      int box) {
     static const auto encode = [] {
       void* function = nullptr;
       cudaDriverEntryPointQueryResult result;
@@ -235,17 +296,6 @@ class Call {
       TORCH_CHECK(function != nullptr, "the driver has no ", name);
       return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
     }();
-    const auto& x = matrices_[which];
-    cuuint64_t sizes[2 + kBatchDims], strides[1 + kBatchDims]; // in bytes
-    sizes[0] = x.size(-1);
-    sizes[1] = rows;
-    strides[0] = x.size(-2) > 1 ? 2 * x.stride(-2) : 16;
-    for (const auto i : c10::irange(kBatchDims)) {
-      const auto place = kBatchDims - 1 - i;
-      const auto stride = strides_[which][place];
-      sizes[2 + i] = stride ? sizes_[place] : 1;
-      strides[1 + i] = stride ? 2 * stride : 16;
-    }
     const cuuint32_t boxes[] = {64, static_cast<cuuint32_t>(box), 1, 1, 1};
     const cuuint32_t steps[] = {1, 1, 1, 1, 1};
     CUtensorMap map;
@@ -271,7 +321,10 @@ class Call {
   }
 
   template <class P>
-  void run(const Tensor& values, const Tensor& gradients) const {
+  void run(
+      const Tensor& values,
+      const Tensor& gradients,
+      const Tensor& attn = {}) const {
     using T = typename P::T;
     constexpr bool kColumns = P::kSweep == Sweep::kColumns;
     constexpr Matrix kOfQueries[] = {kQ, kG}, kOfKeys[] = {kK, kV};
@@ -281,17 +334,26 @@ class Call {
     args.x_rows = kColumns ? matrices_[kK].size(-2) : queries();
     args.y_rows = kColumns ? queries() : keys();
     const auto describe =
-        [&](Matrix which, auto& map, auto& has, int rows, int box) {
+        [&](Matrix which, auto& map, bool* has, int rows, int box) {
           map = tensor_map(which, rows, box);
           for (const auto i : c10::irange(kBatchDims)) {
             has[i] = strides_[which][i] != 0;
           }
         };
     for (const auto i : c10::irange(P::kOperands)) {
-      describe(x[i], args.x[i], args.x_has[i], args.x_rows, P::kRows);
+      const auto which = x[P::kReadsAttn ? 1 : i];
+      describe(which, args.x[i], args.x_has[i], args.x_rows, P::kRows);
     }
     for (const auto i : c10::irange(2)) {
       describe(y[i], args.y[i], args.y_has[i], args.y_rows, P::kTile);
+    }
+    for (const auto i : c10::irange(P::kStreams)) {
+      const auto which = i ? kGradAttn : kAttn;
+      const int box = kColumns ? P::kTile : P::kRows;
+      describe(which, args.attn[i], args.attn_has[i], queries(), box);
+    }
+    if (P::kWritesAttn) {
+      args.attn[0] = tensor_map(attn, 16);
     }
     args.samples = args.shares = 1;
     for (const auto i : c10::irange(kBatchDims)) {
@@ -317,12 +379,12 @@ class Call {
     const int blocks = (args.x_rows + P::kRows - 1) / P::kRows * args.samples;
     const int processors =
         at::cuda::getCurrentDeviceProperties()->multiProcessorCount;
-    kernel<<<
-        std::min(blocks, processors),
-        P::kThreads,
-        kBytes,
-        c10::cuda::getCurrentCUDAStream()>>>(args);
-    C10_CUDA_KERNEL_LAUNCH_CHECK();
+    cudaLaunchConfig_t config{};
+    config.gridDim = std::min(blocks, processors);
+    config.blockDim = P::kThreads;
+    config.dynamicSmemBytes = kBytes;
+    config.stream = c10::cuda::getCurrentCUDAStream();
+    C10_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, args));
   }
 
   std::array<Tensor, kMatrices> matrices_;
@@ -334,12 +396,74 @@ class Call {
   float scale_;
 };
 
+// Gradients of q, k and v, to be written.
+std::array<Tensor, 3> new_gradients(
+    const Tensor& q,
+    const Tensor& k,
+    const Tensor& v,
+    const std::array<bool, 3>& wanted) {
+  std::array<Tensor, 3> grads;
+  const Tensor* const inputs[] = {&q, &k, &v};
+  for (const auto i : c10::irange(3)) {
+    if (wanted[i]) {
+      grads[i] = at::empty(inputs[i]->sizes(), q.options());
+    }
+  }
+  return grads;
+}
+
 } // namespace
 #endif // ATTN_HAS_SWEEP
 
-// output = attn v, with attn = tanh(scale q kᵀ), or 0 above the diagonal if
-// is_causal: by the kernel for compute capability 9.0, or what a build has
-// besides for any GPU.
+// output = attn v, with attn = tanh(q kᵀ): by the kernel for compute capability
+// 9.0, or what a build has besides for any GPU.
+std::tuple<Tensor, Tensor> attn_cuda(
+    const Tensor& q, const Tensor& k, const Tensor& v) {
+  check_attn_inputs(q, k, v, q.sym_sizes(), k.sym_sizes(), v.sym_sizes());
+#ifdef ATTN_HAS_SWEEP
+  const auto call = k.size(-2) % 8 == 0 ? Call::of({q, k, v}) : std::nullopt;
+  if (call) {
+    c10::DimVector sizes(q.sizes());
+    sizes.back() = v.size(-1);
+    auto output = at::empty(sizes, q.options());
+    sizes.back() = k.size(-2);
+    auto attn = at::empty(sizes, q.options());
+    call->forward(output, attn);
+    return std::make_tuple(std::move(output), std::move(attn));
+  }
+#endif
+  return at::_portable_attn(q, k, v);
+}
+
+// The backward of attn, likewise. The kernels read attn. They take no call
+// without grad_output, which has no products to wait for.
+std::tuple<Tensor, Tensor, Tensor> _attn_backward_cuda(
+    const std::optional<Tensor>& grad_output,
+    const std::optional<Tensor>& grad_attn,
+    const Tensor& q,
+    const Tensor& k,
+    const Tensor& v,
+    const Tensor& attn,
+    std::array<bool, 3> output_mask) {
+  const auto g = grad_output.value_or(Tensor());
+  const auto h = grad_attn.value_or(Tensor());
+  check_attn_backward_inputs(g, h, q, k, v, attn);
+#ifdef ATTN_HAS_SWEEP
+  const auto call =
+      g.defined() ? Call::of({q, k, v, g, attn, h}) : std::nullopt;
+  if (call) {
+    auto [grad_q, grad_k, grad_v] = new_gradients(q, k, v, output_mask);
+    call->backward(grad_q, grad_k, grad_v);
+    return std::make_tuple(
+        std::move(grad_q), std::move(grad_k), std::move(grad_v));
+  }
+#endif
+  return at::_portable_attn_backward(
+      grad_output, grad_attn, q, k, v, attn, output_mask);
+}
+
+// The same with attn = tanh(scale q kᵀ), or 0 above the diagonal if is_causal,
+// and attn is no result.
 Tensor attn_output_cuda(
     const Tensor& q,
     const Tensor& k,
@@ -348,7 +472,7 @@ Tensor attn_output_cuda(
     double scale) {
   check_attn_output_inputs(q, k, v);
 #ifdef ATTN_HAS_SWEEP
-  if (const auto call = Call::of(q, k, v, {}, is_causal, scale)) {
+  if (const auto call = Call::of({q, k, v}, is_causal, scale)) {
     c10::DimVector sizes(q.sizes());
     sizes.back() = v.size(-1);
     auto output = at::empty(sizes, q.options());
@@ -371,19 +495,9 @@ std::tuple<Tensor, Tensor, Tensor> _attn_output_backward_cuda(
     std::array<bool, 3> output_mask) {
   check_attn_output_backward_inputs(grad_output, q, k, v);
 #ifdef ATTN_HAS_SWEEP
-  if (const auto call = Call::of(q, k, v, grad_output, is_causal, scale)) {
-    const auto empty_like = [](bool wanted, const Tensor& x) {
-      return wanted ? at::empty(x.sizes(), x.options()) : Tensor();
-    };
-    auto grad_q = empty_like(output_mask[0], q);
-    auto grad_k = empty_like(output_mask[1], k);
-    auto grad_v = empty_like(output_mask[2], v);
-    if (grad_q.defined()) {
-      call->rows(grad_q);
-    }
-    if (grad_k.defined() || grad_v.defined()) {
-      call->columns(grad_k, grad_v);
-    }
+  if (const auto call = Call::of({q, k, v, grad_output}, is_causal, scale)) {
+    auto [grad_q, grad_k, grad_v] = new_gradients(q, k, v, output_mask);
+    call->backward(grad_q, grad_k, grad_v);
     return std::make_tuple(
         std::move(grad_q), std::move(grad_k), std::move(grad_v));
   }

@@ -1,5 +1,5 @@
-// The kernel of attn_output for compute capability 9.0, by wgmma and TMA: one
-// template, three uses.
+// The kernel of attn_output and attn for compute capability 9.0, by wgmma and
+// TMA: one template, three uses.
 //
 //   S = X0 Y0ᵀ   T = X1 Y1ᵀ   P = tanh(scale S), or 0 where it is masked
 //   D = T ∘ (1 - P²), or 0    values = P Y1    gradients = scale D Y0
@@ -10,6 +10,10 @@
 //   kColumns  k, v            q, G          values = grad_v,
 //                                           gradients = grad_k
 //
+// Those of attn have P in memory. Its forward writes P. Its backward reads it,
+// so that X is G or v alone, and may read a gradient H of it:
+// D = (T + H) ∘ (1 - P²).
+//
 // A block holds 64 rows of X for each consumer warpgroup. One producer thread
 // streams tiles of Y through a ring of stages. Blocks are persistent: the ring
 // runs on from one piece of work to the next. Each result is the sum of one
@@ -18,17 +22,14 @@
 // A tile is rows of 64 columns, swizzled as TMA writes them; a wider matrix has
 // several side by side. TMA gives zeros for what is beyond a matrix.
 #pragma once
-#include <cuda.h>
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
-#include <cstdint>
-#include <cstdio>
-#include <type_traits>
+#include <ATen/native/cuda/AttnPtx.cuh>
 
 namespace at::native::attn_sweep {
 
 enum class Sweep { kForward, kRows, kColumns };
+
+// What of attn is in memory.
+enum class Stored { kNothing, kAttn, kAttnAndGradient };
 
 // When the scores of the next tile are issued. kLate: before this tile's
 // products, whose end they hide, so that the elementwise work of a tile runs
@@ -42,6 +43,7 @@ enum class Order { kEager, kLate };
 template <
     typename scalar_t,
     Sweep sweep,
+    Stored stored,
     int width,
     int tile,
     int stages,
@@ -51,36 +53,57 @@ template <
 struct Plan {
   using T = scalar_t;
   static constexpr Sweep kSweep = sweep;
+  static constexpr Stored kStored = stored;
   static constexpr int kWidth = width, kTile = tile, kStages = stages;
   static constexpr int kGroups = groups, kRows = 64 * groups;
   static constexpr int kThreads = 128 * (groups + 1);
   static constexpr bool kLate = order == Order::kLate, kResident = resident;
   static constexpr bool kValues = sweep != Sweep::kRows;
   static constexpr bool kGradients = sweep != Sweep::kForward;
-  static constexpr int kOperands = kGradients ? 2 : 1; // of X
+  static constexpr bool kWritesAttn = stored != Stored::kNothing && !kGradients;
+  static constexpr bool kReadsAttn = stored != Stored::kNothing && kGradients;
+  static constexpr int kStreams = // attn, and its gradient
+      !kReadsAttn               ? 0
+      : stored == Stored::kAttn ? 1
+                                : 2;
+  static constexpr int kOperands = kGradients && !kReadsAttn ? 2 : 1; // of X
   // Floats of a thread's share of S, and of a result.
   static constexpr int kScores = tile / 2, kResults = width / 2;
   // There are too few registers for P and D of a tile and the next one's
   // scores.
-  static constexpr bool kTight = sweep == Sweep::kColumns && width == 128;
+  static constexpr bool kTight =
+      sweep == Sweep::kColumns && width == 128 && !kReadsAttn;
+  // There are enough to pack a tile while products still read the last one.
+  static constexpr bool kDouble =
+      kLate &&
+      (kReadsAttn ? !kValues : width + tile < (kWritesAttn ? 192 : 256));
+  // Elements of attn in shared memory: those of the ring, or of two tiles for
+  // each consumer that are on their way out.
+  static constexpr int kAttnSize = kReadsAttn
+                                       ? stages * kStreams * kRows * tile
+                                       : (kWritesAttn ? 2 * kRows * tile : 1);
   // Together these are what a block's threads get when it starts.
-  static constexpr int kProducerRegisters = groups == 2 ? 24 : 32;
-  static constexpr int kConsumerRegisters = groups == 2 ? 240 : 160;
+  static constexpr int kProducerRegisters =
+      kReadsAttn ? 40 : (groups == 2 ? 24 : 32);
+  static constexpr int kConsumerRegisters =
+      kReadsAttn ? 232 : (groups == 2 ? 240 : 160);
 
-  static_assert(width == 64 || width == 128);
-  static_assert(tile == 64 || tile == 128);
+  static_assert((width == 64 || width == 128) && (tile == 64 || tile == 128));
   static_assert(groups == 2 || groups == 3);
   // With fewer stages the producer and the consumers wait for each other.
-  static_assert(stages >= (kLate && kGradients ? 3 : 2));
-  // kLate keeps the fragments of two tiles.
-  static_assert(!kLate || (sweep != Sweep::kColumns && width + tile < 256));
+  static_assert(
+      stages >= (kLate && kGradients && (kValues || !kReadsAttn) ? 3 : 2));
+  static_assert(kDouble || !kLate || kReadsAttn || kWritesAttn);
+  static_assert(kLate ? !kTight : !kReadsAttn);
 };
 
 template <class P>
 struct Shared {
   alignas(1024) typename P::T x[P::kOperands][P::kRows * P::kWidth];
   alignas(1024) typename P::T y[P::kStages][2][P::kTile * P::kWidth];
-  // mbarriers: the tile has come; all warps have read it
+  alignas(1024) typename P::T attn[P::kAttnSize];
+  // mbarriers: the tile has come; all warps have read it. What is read of attn
+  // comes and goes with Y0.
   uint64_t x_full, x_empty, y_full[P::kStages][2], y_empty[P::kStages][2];
 };
 
@@ -91,8 +114,9 @@ constexpr int kBatchDims = 3;
 template <typename T>
 struct Args {
   CUtensorMap x[2], y[2];
+  CUtensorMap attn[2]; // P, H
   // Whether a matrix has that batch dimension. Otherwise its samples share it.
-  bool x_has[2][kBatchDims], y_has[2][kBatchDims];
+  bool x_has[2][kBatchDims], y_has[2][kBatchDims], attn_has[2][kBatchDims];
   int x_sizes[kBatchDims], share_sizes[kBatchDims];
   int samples, shares; // the products of these sizes
   int x_rows, y_rows;
@@ -110,10 +134,6 @@ __host__ __device__ constexpr int swizzled(int row, int column) {
   return row * 128 + ((column / 8 ^ row % 8) * 16) + column % 8 * 2;
 }
 
-__device__ __forceinline__ uint32_t address(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
-
 // wgmma's descriptor of a swizzled matrix: bits 0 to 13 are the address / 16,
 // 16 to 29 the leading offset / 16, 32 to 45 the stride offset / 16, 62 and 63
 // the swizzle (1: 128 bytes). The stride offset is that of 8 rows of 128 bytes.
@@ -124,161 +144,30 @@ __device__ __forceinline__ uint64_t descriptor(uint32_t address, int leading) {
   return uint64_t{1} << 62 | uint64_t{1024 >> 4} << 32 | low;
 }
 
-// ---- mbarrier ---------------------------------------------------------------
-
-__device__ __forceinline__ void init(uint64_t* barrier, int arrivals) {
-  asm volatile(
-      "mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address(barrier)),
-      "r"(arrivals)
-      : "memory");
-}
-
-__device__ __forceinline__ void arrive(uint64_t* barrier) {
-  asm volatile(
-      "mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address(barrier))
-      : "memory");
-}
-
-// Arrives, and makes the phase wait for so many bytes.
-__device__ __forceinline__ void expect(uint64_t* barrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
-                   address(barrier)),
-               "r"(bytes)
-               : "memory");
-}
-
-// Returns whether the phase of this parity has ended, after up to 10 ms.
-__device__ __forceinline__ bool has_ended(uint64_t* barrier, int parity) {
-  uint32_t ended;
-  asm volatile(
-      "{ .reg .pred p;"
-      "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2, 0x989680;"
-      "selp.u32 %0, 1, 0, p; }"
-      : "=r"(ended)
-      : "r"(address(barrier)), "r"(parity)
-      : "memory");
-  return ended;
-}
-
-// Returns when the phase of this parity has ended. A new barrier is in the
-// phase of parity 0, as if one of parity 1 had ended. The branch to a trap is
-// for ptxas: without it, it moves reads of accumulators beyond waits, finds
-// that out, and makes all products wait (its remark C7514). With
-// ATTN_SWEEP_WATCHDOG it is taken after 200 calls, which is up to 2 s.
-__device__ __forceinline__ void wait(uint64_t* barrier, int parity) {
-#ifdef ATTN_SWEEP_WATCHDOG
-  constexpr unsigned kMost = 200;
-#else
-  constexpr unsigned kMost = 0xFFFFFFFF;
-#endif
-  for (unsigned calls = 0; !has_ended(barrier, parity); ++calls) {
-    if (calls == kMost) {
-      __trap();
-    }
-  }
-}
-
-// ---- TMA --------------------------------------------------------------------
-
-// Loads kRows rows of a sample, kWidth wide. `full` is told of the bytes.
-template <int kWidth, int kRows, typename T>
+// Loads kRows rows of a sample, kWidth wide. `full` is told of the bytes. If
+// kOnce, nobody reads them again.
+template <int kWidth, int kRows, bool kOnce = false, typename T>
 __device__ __forceinline__ void load(
     T* to,
     const CUtensorMap* map,
+    int column,
     int row,
     const int (&sample)[kBatchDims],
     const bool (&has)[kBatchDims],
     uint64_t* full) {
 #pragma unroll
   for (int tile = 0; tile < kWidth / 64; ++tile) {
-    asm volatile(
-        "cp.async.bulk.tensor.5d.shared::cluster.global.tile"
-        ".mbarrier::complete_tx::bytes"
-        " [%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(
-            address(to + tile * kRows * 64)),
-        "l"(map),
-        "r"(tile * 64),
-        "r"(row),
-        "r"(has[2] ? sample[2] : 0),
-        "r"(has[1] ? sample[1] : 0),
-        "r"(has[0] ? sample[0] : 0),
-        "r"(address(full))
-        : "memory");
+    load_box<kOnce>(
+        address(to + tile * kRows * 64),
+        map,
+        {column + tile * 64,
+         row,
+         has[2] ? sample[2] : 0,
+         has[1] ? sample[1] : 0,
+         has[0] ? sample[0] : 0},
+        full);
   }
 }
-
-// ---- wgmma ------------------------------------------------------------------
-
-__device__ __forceinline__ void wgmma_fence() {
-  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-
-__device__ __forceinline__ void wgmma_commit() {
-  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-
-// Returns when at most kPending groups, the last ones, are unfinished.
-template <int kPending>
-__device__ __forceinline__ void wgmma_wait() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
-}
-
-// Keeps the compiler from moving uses of these registers across this point.
-template <int n>
-__device__ __forceinline__ void pin(float (&r)[n]) {
-#pragma unroll
-  for (int i = 0; i < n; ++i) {
-    asm volatile("" : "+f"(r[i])::"memory");
-  }
-}
-
-// clang-format off
-#define ATTN_R8(r, i)                                                    \
-  "+f"(r[i]), "+f"(r[i + 1]), "+f"(r[i + 2]), "+f"(r[i + 3]),            \
-  "+f"(r[i + 4]), "+f"(r[i + 5]), "+f"(r[i + 6]), "+f"(r[i + 7])
-#define ATTN_R32(r, i) \
-  ATTN_R8(r, i), ATTN_R8(r, i + 8), ATTN_R8(r, i + 16), ATTN_R8(r, i + 24)
-#define ATTN_L32                                               \
-  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16," \
-  "%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-#define ATTN_L64                                                    \
-  ATTN_L32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,"  \
-  "%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
-
-// c (64 x N) = [c +] A B. The first has A (64 x 16) and Bᵀ (N x 16) in shared
-// memory, the second A in registers, and B with neighboring columns if kMajor.
-#define ATTN_MULTIPLY(T, NAME, N, LIST, A, B, C, D, E, F, ...)                \
-  template <bool kAdd>                                                        \
-  __device__ __forceinline__ void multiply(                                   \
-      T, float (&c)[N / 2], uint64_t a, uint64_t b) {                         \
-    asm volatile(                                                             \
-        "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME "." NAME       \
-        " {" LIST "}, %" #A ", %" #B ", %" #C ", 1, 1, 0, 0;"                 \
-        : __VA_ARGS__                                                         \
-        : "l"(a), "l"(b), "n"(kAdd));                                         \
-  }                                                                           \
-  template <bool kAdd, bool kMajor>                                           \
-  __device__ __forceinline__ void multiply(                                   \
-      T, float (&c)[N / 2], const uint32_t* a, uint64_t b) {                  \
-    asm volatile(                                                             \
-        "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME "." NAME       \
-        " {" LIST "}, {%" #A ",%" #B ",%" #C ",%" #D "}, %" #E ", %" #F       \
-        ", 1, 1, %" ATTN_AFTER_##F ";"                                        \
-        : __VA_ARGS__                                                         \
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kAdd),      \
-          "n"(kMajor));                                                       \
-  }
-#define ATTN_AFTER_37 "38"
-#define ATTN_AFTER_69 "70"
-#define ATTN_MULTIPLY_BOTH(T, NAME)                                          \
-  ATTN_MULTIPLY(                                                             \
-      T, NAME, 64, ATTN_L32, 32, 33, 34, 35, 36, 37, ATTN_R32(c, 0))         \
-  ATTN_MULTIPLY(                                                             \
-      T, NAME, 128, ATTN_L64, 64, 65, 66, 67, 68, 69, ATTN_R32(c, 0),        \
-      ATTN_R32(c, 32))
-ATTN_MULTIPLY_BOTH(__nv_bfloat16, "bf16")
-ATTN_MULTIPLY_BOTH(__half, "f16")
-// clang-format on
 
 // s (64 x kTile) = X Yᵀ over kWidth columns; x: 64 rows of tiles of kRows.
 template <class P>
@@ -326,24 +215,29 @@ __device__ __forceinline__ void accumulate(
   }
 }
 
-// The A fragments of 64 rows of X. Lane l gives ldmatrix its row l % 16, from
-// column l / 16 * 8.
+// Where this lane's row of the A fragment of columns 16 k to 16 k + 15 lies in
+// a tile of kRows rows; `row` is the warp's first.
+template <int kRows>
+__device__ __forceinline__ int of_fragment(int row, int k) {
+  const int lane = threadIdx.x % 32;
+  return k / 4 * kRows * 128 +
+         swizzled(row + lane % 16, k % 4 * 16 + lane / 16 * 8);
+}
+
+// The same if the tile is stored transposed, so that its rows are columns of
+// the fragment, and its columns, from `column`, rows.
+__device__ __forceinline__ int of_transposed(int column, int k) {
+  const int lane = threadIdx.x % 32;
+  return swizzled(k * 16 + lane % 8 + lane / 16 * 8, column + lane / 8 % 2 * 8);
+}
+
+// The A fragments of 64 rows of X.
 template <class P>
 __device__ __forceinline__ void read(uint32_t (&a)[P::kWidth / 4], uint32_t x) {
-  const int lane = threadIdx.x % 32;
-  const int row = threadIdx.x / 32 % 4 * 16 + lane % 16;
 #pragma unroll
   for (int k = 0; k < P::kWidth / 16; ++k) {
-    asm volatile(
-        "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-        : "=r"(a[4 * k]),
-          "=r"(a[4 * k + 1]),
-          "=r"(a[4 * k + 2]),
-          "=r"(a[4 * k + 3])
-        : "r"(
-            x + k / 4 * P::kRows * 128 +
-            swizzled(row, k % 4 * 16 + lane / 16 * 8))
-        : "memory");
+    const int row = threadIdx.x / 32 % 4 * 16;
+    read<false>(a + 4 * k, x + of_fragment<P::kRows>(row, k));
   }
 }
 
@@ -352,16 +246,6 @@ __device__ __forceinline__ void read(uint32_t (&a)[P::kWidth / 4], uint32_t x) {
 // In a thread's share of a 64 x N accumulator, register 4 j + 2 h + e is row
 // 16 warp + lane / 4 + 8 h and column 8 j + 2 (lane % 4) + e. Packed in pairs,
 // registers 8 k to 8 k + 7 are the A fragment of columns 16 k to 16 k + 15.
-template <typename T>
-__device__ __forceinline__ uint32_t pack(float low, float high) {
-  uint32_t pair;
-  if constexpr (std::is_same_v<T, __half>) {
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  } else {
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  }
-  return pair;
-}
 
 // tanh(x), for a result that is rounded to T. For bfloat16 it is an instruction
 // whose relative error is 2^-11. For half it is x p(x²) / q(x²), or 1 where
@@ -374,8 +258,7 @@ __device__ __forceinline__ float tanh_of(float x) {
     const float q = fmaf(fmaf(u + 296.548828f, u, 7396.62695f), u, 16466.6973f);
     return fabsf(x) >= 5.5f ? copysignf(1, x) : __fdividef(x * p, q);
   } else {
-    asm("tanh.approx.f32 %0, %0;" : "+f"(x));
-    return x;
+    return tanh_approx(x);
   }
 }
 
@@ -427,6 +310,13 @@ __device__ __forceinline__ void add_numbers(
   }
 }
 
+// A tile of attn in a stage of the ring, or of its gradient.
+template <class P>
+__device__ __forceinline__ typename P::T* attn_tile(
+    Shared<P>& shared, int stage, int stream) {
+  return shared.attn + (stage * P::kStreams + stream) * P::kRows * P::kTile;
+}
+
 // ---- producer: one thread ---------------------------------------------------
 
 template <class P>
@@ -436,7 +326,7 @@ __device__ __forceinline__ void produce(
   const int shares = kColumns ? args.shares : 1;
   // Finds a piece of work again: there are few registers to keep it in.
   const auto again = [&](int round) {
-    asm volatile("" : "+r"(round)); // hides that it is the same
+    hide(round);
     Work work;
     find<P>(args, round, work);
     return work;
@@ -467,6 +357,7 @@ __device__ __forceinline__ void produce(
             load<P::kWidth, P::kRows>(
                 shared.x[i],
                 &args.x[i],
+                0,
                 x_work.row,
                 x_sample,
                 args.x_has[i],
@@ -475,17 +366,39 @@ __device__ __forceinline__ void produce(
           ++fills;
         }
         const int stage = slot % P::kStages;
+        const int row = tile * P::kTile;
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
+        for (int j = 0; j < 2; ++j) {
+          const int i = P::kReadsAttn ? 1 - j : j; // first what scores read
+          uint64_t* full = &shared.y_full[stage][i];
           wait(&shared.y_empty[stage][i], ~(slot / P::kStages) & 1);
-          expect(&shared.y_full[stage][i], P::kTile * P::kWidth * 2);
+          constexpr int kAttn = P::kStreams * P::kRows * P::kTile;
+          expect(full, 2 * (P::kTile * P::kWidth + (i ? 0 : kAttn)));
           load<P::kWidth, P::kTile>(
               shared.y[stage][i],
               &args.y[i],
-              tile * P::kTile,
+              0,
+              row,
               sample,
               args.y_has[i],
-              &shared.y_full[stage][i]);
+              full);
+          if (i == 0) {
+#pragma unroll
+            for (int stream = 0; stream < P::kStreams; ++stream) {
+              const int x_row = again(round).row;
+              load<
+                  kColumns ? P::kRows : P::kTile,
+                  kColumns ? P::kTile : P::kRows,
+                  true>(
+                  attn_tile<P>(shared, stage, stream),
+                  &args.attn[stream],
+                  kColumns ? x_row : row,
+                  kColumns ? row : x_row,
+                  sample,
+                  args.attn_has[stream],
+                  full);
+            }
+          }
         }
       }
     }
@@ -562,14 +475,13 @@ __device__ __forceinline__ void consume(
 
   float values[P::kValues ? P::kResults : 1];
   float gradients[P::kGradients ? P::kResults : 1];
-  float s[P::kScores], t[P::kGradients ? P::kScores : 1];
-  Fragments<P> fragments[P::kLate ? 2 : 1];
+  float s[P::kReadsAttn ? 1 : P::kScores];
+  float t[P::kGradients ? P::kScores : 1];
+  Fragments<P> fragments[P::kDouble ? 2 : 1];
   uint32_t resident[P::kOperands][P::kWidth / 4];
   Work work;
   unsigned slot = 0, fills = 0; // of the tile in hand; of X
   int column = 0;               // where that tile begins in Y
-  constexpr std::true_type last;
-  constexpr std::false_type more;
 
   const auto stage = [](unsigned slot) { return slot % P::kStages; };
   const auto tile = [&](unsigned slot, int i) {
@@ -579,7 +491,9 @@ __device__ __forceinline__ void consume(
     wait(&shared.y_full[stage(slot)][i], slot / P::kStages & 1);
   };
   const auto await_scores = [&](unsigned slot) {
-    await(slot, 0);
+    if (!P::kReadsAttn) {
+      await(slot, 0);
+    }
     if (P::kGradients) {
       await(slot, 1);
     }
@@ -599,18 +513,20 @@ __device__ __forceinline__ void consume(
     }
   };
   const auto issue_scores = [&](unsigned slot) {
-    const auto issue = [&](float (&c)[P::kScores], int i) {
+    const auto issue = [&](float (&c)[P::kScores], int i, int operand) {
       wgmma_fence();
       if constexpr (P::kResident) {
-        score<P>(c, resident[i], tile(slot, i));
+        score<P>(c, resident[operand], tile(slot, i));
       } else {
-        score<P>(c, x + i * kX, tile(slot, i));
+        score<P>(c, x + operand * kX, tile(slot, i));
       }
       wgmma_commit();
     };
-    issue(s, 0);
+    if constexpr (!P::kReadsAttn) {
+      issue(s, 0, 0);
+    }
     if constexpr (P::kGradients) {
-      issue(t, 1);
+      issue(t, 1, P::kOperands - 1);
     }
   };
   const auto issue_values = [&](unsigned slot, const Fragments<P>& f) {
@@ -625,6 +541,77 @@ __device__ __forceinline__ void consume(
       wgmma_fence();
       accumulate<P>(gradients, f.d, tile(slot, 0));
       wgmma_commit();
+    }
+  };
+
+  // Reads the A fragment of columns 16 k to 16 k + 15 of P, or of H.
+  const auto read_attn = [&](uint32_t (&a)[4], int stream, int k) {
+    const uint32_t from = address(attn_tile<P>(shared, stage(slot), stream));
+    if constexpr (P::kSweep == Sweep::kColumns) {
+      const int place = of_transposed(16 * warp, k);
+      read<true>(a, from + group * P::kTile * 128 + place);
+    } else {
+      read<false>(a, from + of_fragment<P::kRows>(64 * group + 16 * warp, k));
+    }
+  };
+  // t = (t [+ H]) ∘ (1 - P²), and p = P if it is not null.
+  const auto differentiate = [&](float (&t)[P::kScores], uint32_t* p) {
+#pragma unroll
+    for (int k = 0; k < P::kTile / 16; ++k) {
+      uint32_t a[4], h[4];
+      read_attn(a, 0, k);
+      if constexpr (P::kStreams == 2) {
+        read_attn(h, 1, k);
+      }
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        float& c = t[8 * k + i];
+        if constexpr (P::kStreams == 2) {
+          c += unpack<T>(h[i / 2], i % 2);
+        }
+        const float attn = unpack<T>(a[i / 2], i % 2);
+        c *= fmaf(-attn, attn, 1);
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (p != nullptr) {
+          p[4 * k + i] = a[i];
+        }
+      }
+    }
+  };
+  // The tile of attn that this warp is writing: 16 rows.
+  const auto outgoing = [&] {
+    return address(shared.attn) +
+           ((group * 2 + slot % 2) * 4 + warp) * (16 * P::kTile * 2);
+  };
+  const auto write_attn = [&](const uint32_t* p) {
+#pragma unroll
+    for (int k = 0; k < P::kTile / 16; ++k) {
+      write(outgoing() + of_fragment<16>(0, k), p + 4 * k);
+    }
+  };
+  // Copies that tile to memory, where its first row is `row`.
+  const auto store_attn = [&](int row) {
+    show_writes();
+    warp_wait();
+    if (lane == 0) {
+#pragma unroll
+      for (int i = 0; i < P::kTile / 64; ++i) {
+        if (row < args.x_rows && column + 64 * i < args.y_rows) {
+          store_box(
+              outgoing() + i * 16 * 128,
+              &args.attn[0],
+              {column + 64 * i, row, work.sample, 0, 0});
+        }
+      }
+      store_commit();
+    }
+  };
+  const auto pack_into = [&](uint32_t* to, const float (&c)[P::kScores]) {
+#pragma unroll
+    for (int i = 0; i < P::kScores / 2; ++i) {
+      to[i] = pack<T>(c[2 * i], c[2 * i + 1]);
     }
   };
 
@@ -652,31 +639,56 @@ __device__ __forceinline__ void consume(
       //   eager: the last tile's products, S, T
       //   late: S, T, the last tile's products
       constexpr int kBefore = kEager ? 0 : kProductGroups;
+      // Where P goes: not to f while products may still read it.
+      [[maybe_unused]] decltype(f.p) apart;
+      auto& p = kEager || P::kDouble ? f.p : apart;
+      const bool is_edge =
+          column + P::kTile > args.y_rows ||
+          (args.is_causal &&
+           (P::kSweep == Sweep::kColumns ? column < corner + 63
+                                         : column + P::kTile - 1 > corner));
+      const auto mask_edge = [&](float (&c)[P::kScores]) {
+        if (is_edge) {
+          mask<P>(args, c, row, column + lane % 4 * 2);
+        }
+      };
+      if constexpr (P::kWritesAttn) { // the tile of two steps ago has gone
+        if (lane == 0) {
+          store_wait<1>();
+        }
+        warp_wait();
+      }
       wgmma_wait<kScoreGroups - 1 + kBefore>();
-      pin(s);
+      if constexpr (P::kReadsAttn) {
+        pin(t);
+      } else {
+        pin(s);
+      }
       if (!P::kGradients) {
         release(&shared.y_empty[stage(slot)][0]);
       }
       if (kEager && !P::kTight && !is_first) {
         release_products(slot - 1);
       }
-      const bool is_edge =
-          column + P::kTile > args.y_rows ||
-          (args.is_causal &&
-           (P::kSweep == Sweep::kColumns ? column < corner + 63
-                                         : column + P::kTile - 1 > corner));
-      if (is_edge) {
-        mask<P>(args, s, row, column + lane % 4 * 2);
-      }
-#pragma unroll
-      for (float& c : s) {
-        c = tanh_of<T>(c * scale);
-      }
-      if constexpr (P::kValues) {
-#pragma unroll
-        for (int i = 0; i < P::kScores / 2; ++i) {
-          f.p[i] = pack<T>(s[2 * i], s[2 * i + 1]);
+      if constexpr (P::kReadsAttn) {
+        if (!P::kValues) {
+          release(&shared.y_empty[stage(slot)][1]);
         }
+        await(slot, 0);
+        mask_edge(t);
+        differentiate(t, P::kValues ? p : nullptr);
+      } else {
+        mask_edge(s);
+#pragma unroll
+        for (float& c : s) {
+          c = tanh_of<T>(c * scale);
+        }
+      }
+      if constexpr (P::kValues && !P::kReadsAttn) {
+        pack_into(p, s);
+      }
+      if constexpr (P::kWritesAttn) {
+        write_attn(p);
       }
       if constexpr (kEager) {
         if constexpr (!P::kGradients) {
@@ -684,24 +696,21 @@ __device__ __forceinline__ void consume(
         }
         issue_values(slot, f);
       }
-      if constexpr (P::kGradients) {
+      if constexpr (P::kGradients && !P::kReadsAttn) {
         await(slot, 1); // long ago: a branch, as below
         wgmma_wait<kEager ? P::kValues : kBefore>();
         pin(t);
         if (!P::kValues) {
           release(&shared.y_empty[stage(slot)][1]);
         }
-        if (is_edge) {
-          mask<P>(args, t, row, column + lane % 4 * 2);
-        }
+        mask_edge(t);
 #pragma unroll
         for (int i = 0; i < P::kScores; ++i) {
           t[i] *= fmaf(-s[i], s[i], 1);
         }
-#pragma unroll
-        for (int i = 0; i < P::kScores / 2; ++i) {
-          f.d[i] = pack<T>(t[2 * i], t[2 * i + 1]);
-        }
+      }
+      if constexpr (P::kGradients && (kEager || P::kDouble)) {
+        pack_into(f.d, t);
       }
       if constexpr (kLast && !P::kResident) {
         release(&shared.x_empty);
@@ -719,6 +728,16 @@ __device__ __forceinline__ void consume(
         if (!is_first) {
           release_products(slot - 1);
         }
+        if constexpr (!P::kDouble) {
+          if constexpr (P::kReadsAttn) {
+            pin(t);
+            pack_into(f.d, t);
+          }
+#pragma unroll
+          for (int i = 0; i < P::kScores / 2; ++i) {
+            f.p[i] = p[i];
+          }
+        }
         if constexpr (!kLast) {
           issue_scores(slot + 1);
         }
@@ -732,6 +751,9 @@ __device__ __forceinline__ void consume(
       }
       if constexpr (kEager && !kLast) {
         issue_scores(slot + 1);
+      }
+      if constexpr (P::kWritesAttn) {
+        store_attn(corner + 16 * warp);
       }
       ++slot;
       column += P::kTile;
@@ -760,25 +782,28 @@ __device__ __forceinline__ void consume(
         }
       }
       int i = 0;
-      if constexpr (P::kLate) {
+      if constexpr (P::kDouble) {
         for (; i + 2 < count; i += 2) {
-          step(i == 0, more, fragments[0]);
-          step(false, more, fragments[1]);
+          step(i == 0, std::false_type{}, fragments[0]);
+          step(false, std::false_type{}, fragments[1]);
         }
         if (i + 1 < count) {
-          step(i == 0, more, fragments[0]);
-          step(false, last, fragments[1]);
+          step(i == 0, std::false_type{}, fragments[0]);
+          step(false, std::true_type{}, fragments[1]);
         } else {
-          step(i == 0, last, fragments[0]);
+          step(i == 0, std::true_type{}, fragments[0]);
         }
       } else {
         for (; i + 1 < count; ++i) {
-          step(i == 0, more, fragments[0]);
+          step(i == 0, std::false_type{}, fragments[0]);
         }
-        step(i == 0, last, fragments[0]);
+        step(i == 0, std::true_type{}, fragments[0]);
       }
       wgmma_wait<0>();
       release_products(slot - 1);
+    }
+    if constexpr (P::kWritesAttn) {
+      store_wait<0>(); // here, and not at the end, where it costs registers
     }
     pin(values);
     pin(gradients);
@@ -816,21 +841,17 @@ __global__ void __launch_bounds__(P::kThreads, 1)
       init(&shared.y_full[i / 2][i % 2], 1);
       init(&shared.y_empty[i / 2][i % 2], 4 * P::kGroups);
     }
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    show_barriers();
   }
   __syncthreads();
-  // The same for a warp, which the compiler can't know.
-  const int group = __shfl_sync(~0u, threadIdx.x / 128, 0);
+  const int group = of_warp(threadIdx.x / 128);
   if (group == 0) {
-    asm volatile(
-        "setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(P::kProducerRegisters));
+    give_registers<P::kProducerRegisters>();
     if (threadIdx.x == 0) {
       produce<P>(args, shared);
     }
   } else {
-    asm volatile(
-        "setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(P::kConsumerRegisters));
+    take_registers<P::kConsumerRegisters>();
     consume<P>(args, shared, group - 1);
   }
 #endif
@@ -839,39 +860,41 @@ __global__ void __launch_bounds__(P::kThreads, 1)
 // ---- plans ------------------------------------------------------------------
 
 // The plans, by what is swept and the width. An H200 measured a program with
-// these: of 16 heads in bfloat16, m = n = 4096, the forward takes 141 us and
-// 193 us (488 and 713 TFLOPS), the backward 422 us and 699 us (408 and 492).
-// The backward's figure at 128 is of a kRows whose groups took turns, which
-// these do not.
-template <typename T, Sweep sweep, int width>
-struct PlanOf;
-template <typename T>
-struct PlanOf<T, Sweep::kForward, 64> {
-  using type = Plan<T, Sweep::kForward, 64, 128, 4, 2, Order::kLate, false>;
+// those that store nothing: of 16 heads in bfloat16, m = n = 4096, the forward
+// takes 141 us and 193 us (488 and 713 TFLOPS), the backward 422 us and 699 us
+// (408 and 492). The backward's figure at 128 is of a kRows whose groups took
+// turns, which these do not. The first plan is that of attn's backward.
+template <typename T, Sweep sweep, int width, Stored stored = Stored::kNothing>
+struct PlanOf {
+  static constexpr int kStages = width == 64 ? 4 : 3;
+  using type =
+      Plan<T, sweep, stored, width, 64, kStages, 2, Order::kLate, width == 64>;
 };
-template <typename T>
-struct PlanOf<T, Sweep::kForward, 128> {
-  using type = Plan<T, Sweep::kForward, 128, 128, 2, 2, Order::kEager, true>;
-};
-template <typename T>
-struct PlanOf<T, Sweep::kRows, 64> {
-  using type = Plan<T, Sweep::kRows, 64, 128, 3, 2, Order::kEager, false>;
-};
-template <typename T>
-struct PlanOf<T, Sweep::kRows, 128> {
-  using type = Plan<T, Sweep::kRows, 128, 64, 3, 2, Order::kLate, false>;
-};
-template <typename T>
-struct PlanOf<T, Sweep::kColumns, 64> {
-  using type = Plan<T, Sweep::kColumns, 64, 64, 4, 2, Order::kEager, true>;
-};
-template <typename T>
-struct PlanOf<T, Sweep::kColumns, 128> {
-  using type = Plan<T, Sweep::kColumns, 128, 64, 2, 2, Order::kEager, false>;
-};
+#define ATTN_PLAN(SWEEP, STORED, WIDTH, ...)                                \
+  template <typename T>                                                     \
+  struct PlanOf<T, Sweep::SWEEP, WIDTH, Stored::STORED> {                   \
+    using type = Plan<T, Sweep::SWEEP, Stored::STORED, WIDTH, __VA_ARGS__>; \
+  };
+ATTN_PLAN(kForward, kNothing, 64, 128, 4, 2, Order::kLate, false)
+ATTN_PLAN(kForward, kNothing, 128, 128, 2, 2, Order::kEager, true)
+ATTN_PLAN(kRows, kNothing, 64, 128, 3, 2, Order::kEager, false)
+ATTN_PLAN(kRows, kNothing, 128, 64, 3, 2, Order::kLate, false)
+ATTN_PLAN(kColumns, kNothing, 64, 64, 4, 2, Order::kEager, true)
+ATTN_PLAN(kColumns, kNothing, 128, 64, 2, 2, Order::kEager, false)
+ATTN_PLAN(kForward, kAttn, 64, 128, 4, 2, Order::kLate, false)
+ATTN_PLAN(kForward, kAttn, 128, 128, 2, 2, Order::kEager, true)
+#undef ATTN_PLAN
 // For a forward of this many keys: 585 TFLOPS at n = 16384, and not 529.
 template <typename T>
-using LongForward =
-    Plan<T, Sweep::kForward, 64, 128, 4, 3, Order::kEager, false>;
+using LongForward = Plan<
+    T,
+    Sweep::kForward,
+    Stored::kNothing,
+    64,
+    128,
+    4,
+    3,
+    Order::kEager,
+    false>;
 
 } // namespace at::native::attn_sweep
