@@ -14,6 +14,7 @@ from typing import NamedTuple
 ATTN, EAGER, COMPILE, FUNCTION, JAX = "attn", "eager", "compile", "Function", "jax"
 SDPA, CUDNN, FLEX, EXTENSION = "sdpa", "cudnn", "flex", "extension"
 KERNEL = "kernel"  # attn's own, where a call is so small that it is composed
+TRITON = "triton"  # attn's kernels in Triton, where it has others in C++
 TITLES = {
     ATTN: "torch.attn",
     EAGER: "eager",
@@ -23,6 +24,7 @@ TITLES = {
     SDPA: "SDPA",
     CUDNN: "SDPA by cuDNN",
     KERNEL: "its kernel",
+    TRITON: "by Triton",
 }
 
 # The clock of a row. On a GPU it is the host's only if the host is what a caller waits for.

@@ -20,6 +20,7 @@ from cases import (
     OUTPUT_MODES,
     SDPA,
     SECOND_ORDER_MODES,
+    TRITON,
     Case,
 )
 from torch import Tensor
@@ -219,6 +220,32 @@ def kernel_run(problem: Problem) -> Run:
     return by_kernel
 
 
+def triton_run(problem: Problem) -> Run:
+    """torch.attn's kernels in Triton, by the operators that get what those in C++ don't take."""
+    aten, options = torch.ops.aten, problem.output_only
+
+    class ByTriton(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, *inputs):
+            ctx.set_materialize_grads(False)
+            if options is None:
+                results = aten._portable_attn(*inputs)
+            else:
+                results = (aten._portable_attn_output(*inputs, **options, scale=1.0),)
+            ctx.save_for_backward(*inputs, *results[1:])
+            return results
+
+        @staticmethod
+        def backward(ctx, *grads):
+            wanted = (True, True, True)
+            if options is None:
+                return aten._portable_attn_backward(*grads, *ctx.saved_tensors, wanted)
+            given = *grads, *ctx.saved_tensors, options["is_causal"], 1.0, wanted
+            return aten._portable_attn_output_backward(*given)
+
+    return torch_run(ByTriton.apply, problem)
+
+
 def flex_run(problem: Problem) -> Run:
     """The sum of tanh(score) * value by FlexAttention, which returns weighted means on a CPU.
 
@@ -263,6 +290,7 @@ MORE_RUNS = {
     SDPA: sdpa_run,
     CUDNN: cudnn_run,
     KERNEL: kernel_run,
+    TRITON: triton_run,
     FLEX: flex_run,
     EXTENSION: extension_run,
 }

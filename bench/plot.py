@@ -19,6 +19,7 @@ from cases import (
     SDPA,
     SHORT,
     TITLES,
+    TRITON,
 )
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -34,6 +35,7 @@ LOOKS = {
     SDPA: ("#e69f00", "P"),
     CUDNN: ("#56b4e9", "X"),
     KERNEL: ("#000000", "x"),
+    TRITON: ("#8c564b", "*"),
 }
 # The site inverts what it shows on a dark page: only the README needs a dark plot.
 GROUNDS = {"": ("#ffffff", "#1f2328"), "-dark": ("#0d1117", "#e6edf3")}

@@ -18,6 +18,7 @@ from cases import (
     SDPA,
     SHORT,
     TITLES,
+    TRITON,
     Target,
 )
 
@@ -29,7 +30,7 @@ TOO_LATE = "no time was left"
 Row = dict[str, Any]
 
 ANY = Target()  # every case has it
-OTHERS = (EAGER, COMPILE, FUNCTION, JAX, SDPA, CUDNN, KERNEL)
+OTHERS = (EAGER, COMPILE, FUNCTION, JAX, SDPA, CUDNN, KERNEL, TRITON)
 ROOFLINE, SCRATCH = "roofline", "scratch"
 COLUMNS = (*OTHERS, ROOFLINE, SCRATCH)
 

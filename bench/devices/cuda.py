@@ -16,6 +16,7 @@ from cases import (
     OUTPUT_MODES,
     SDPA,
     SECOND_ORDER_MODES,
+    TRITON,
     Case,
     Target,
 )
@@ -66,6 +67,13 @@ CASES = (
 )  # fmt: skip
 
 
+def has_cuda_kernel(op: str) -> bool:
+    try:
+        return torch._C._dispatch_has_kernel_for_dispatch_key(op, "CUDA")
+    except RuntimeError:  # this torch has no such operator
+        return False
+
+
 class Device:
     """What is timed on the current GPU, and how."""
 
@@ -104,10 +112,13 @@ class Device:
         torch.cuda._sleep(int(seconds * self.cycles_per_second))
 
     def more(self, case: Case, mode: str) -> list[str]:
-        """Returns who else takes part: SDPA beside attn_output, and the kernel in small cases."""
-        softmax = mode in OUTPUT_MODES and mode not in SECOND_ORDER_MODES
+        """Returns who else takes part: SDPA beside attn_output, the kernel in small cases, and
+        Triton's where the build has others in C++."""
+        first_order = mode not in SECOND_ORDER_MODES
+        softmax = mode in OUTPUT_MODES and first_order
         small = case.m * case.n * (case.d + case.e) * max(1, case.batch) < SMALL
-        return softmax * [SDPA, CUDNN] + small * [KERNEL]
+        both = first_order and has_cuda_kernel("aten::_portable_attn")
+        return softmax * [SDPA, CUDNN] + small * [KERNEL] + both * [TRITON]
 
     def flush(self) -> None:
         """Flushes the L2 cache."""

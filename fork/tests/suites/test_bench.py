@@ -31,6 +31,7 @@ from cases import (  # noqa: E402
     SDPA,
     SECOND_ORDER_MODES,
     TITLES,
+    TRITON,
     Case,
     Target,
     rows,
@@ -734,6 +735,25 @@ def test_who_else_takes_part_on_a_gpu(cuda):
     assert more(small, "causal") == [SDPA, CUDNN, KERNEL]
     assert more(large, "tangent") == more(large, "step") == []
     assert more(small, "step") == [KERNEL]
+
+
+def test_triton_takes_part_beside_kernels_in_cpp(cuda, monkeypatch):
+    monkeypatch.setattr(gpu, "has_cuda_kernel", lambda op: True)
+    more, case = gpu.Device(1).more, Case("bfloat16", 4096, batch=16)
+    assert more(case, "output step") == [SDPA, CUDNN, TRITON] and more(case, "both") == [TRITON]
+    assert more(case, "tangent") == []
+
+
+@pytest.mark.parametrize("mode", ["forward", "step", "both", "output step", "causal step"])
+def test_the_operators_that_triton_gets(mode):
+    """On a CPU they are composed, and give what eager gives."""
+    import contenders
+
+    if not hasattr(torch.ops.aten, "_portable_attn"):
+        pytest.skip("no torch.attn")
+    problem = contenders.Problem(Case("float64", 12, d=5, m=9, e=4, batch=2), mode)
+    expected = contenders.as_tensors(contenders.eager_run(problem)())
+    assert contenders.disagreement(contenders.triton_run(problem)(), expected, "float64") == ""
 
 
 def bench_on_cuda(monkeypatch, out, *args):
