@@ -36,7 +36,7 @@ static_assert(P::kLate == {late} && P::kGroups == {groups});
 """
 JOBS = 2  # compilers at a time
 # What ptxas says if products are serialized: C7508 to C7514.
-SERIALIZED = re.compile(r"\((C75\d\d)\) Potential Performance Loss: (.*?) in the function")
+SERIALIZED = re.compile(r"\((C75\d\d)\) Potential Performance Loss: (.*?) (?:in|for) the function")
 SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 INSTRUCTION = re.compile(r"\s*/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;")
 LABEL = re.compile(r"(\.L_\w+):")
@@ -68,8 +68,6 @@ class Kernel(NamedTuple):
     @property
     def budgets(self) -> tuple[int, int]:
         """Registers of a thread of the producer, and of a consumer."""
-        if self.reads_attn:
-            return (40, 232)
         return (24, 240) if self.groups == 2 else (32, 160)
 
     @property

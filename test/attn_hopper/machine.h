@@ -428,8 +428,9 @@ inline void Machine::run(int threads, std::function<void()> body) {
     context.uc_stack.ss_size = kStack;
     makecontext(&context, &Machine::enter, 0);
   }
-  // How soon copies and products are done, and who is first asked to run.
-  const int soon = std::array{2, 10, 60, 100}[random() % 4];
+  // How soon copies and products are done (0: not before all threads wait), and
+  // who is first asked to run.
+  const int soon = std::array{0, 0, 5, 60}[random() % 4];
   const int first = random() % threads;
   int left = threads;
   while (left > 0 && fault_.empty()) {

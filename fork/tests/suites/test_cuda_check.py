@@ -41,12 +41,28 @@ def program(tanh_at=1, registers=(20, 200), extra=0):
             program(),
             ["C7514: they are serialized"],
         ),
+        (
+            "(C7512) Potential Performance Loss: they are slow for the function 'f'\n" + CLEAN,
+            program(),
+            ["C7512: they are slow"],
+        ),
         (CLEAN, program(registers=(24, 239)), ["the producer has register 24, of 24"]),
         (CLEAN, program(registers=(23, 240)), ["the consumer has register 240, of 240"]),
         (CLEAN, program(extra=1), ["58 products, not 57"]),
         (CLEAN, program(tanh_at=2), ["1 of tanh's instructions follow the wait for all products"]),
     ],
-    ids=["clean", "spill", "serialized", "producer", "consumer", "products", "tanh"],
+    ids=[
+        *[
+            "clean",
+            "spill",
+            "serialized",
+            "for_registers",
+            "producer",
+            "consumer",
+            "products",
+            "tanh",
+        ]
+    ],
 )
 def test_what_a_kernel_must_not_have(said, made, problems):
     assert list(cuda_check.faults(LATE, said, made)) == problems
@@ -59,12 +75,9 @@ def test_each_plan_is_checked():
     checked = {(k.sweep, k.stored, str(k.width)) for k in KERNELS if k.groups == 2}
     assert plans == checked and TEXT.count("using LongForward") == 1
     for name, i in (("Producer", 0), ("Consumer", 1)):
-        found = re.search(
-            rf"k{name}Registers =\s+kReadsAttn \? (\d+) : \(groups == 2 \? (\d+) : (\d+)\);", TEXT
-        )
+        found = re.search(rf"k{name}Registers = groups == 2 \? (\d+) : (\d+);", TEXT)
         for kernel in KERNELS:
-            which = 1 if kernel.reads_attn else kernel.groups
-            assert kernel.budgets[i] == int(found[which])
+            assert kernel.budgets[i] == int(found[1 if kernel.groups == 2 else 2])
 
 
 def test_without_a_compiler(monkeypatch, capsys):

@@ -119,7 +119,9 @@ class Call {
     }
     call.is_causal_ = is_causal;
     call.scale_ = static_cast<float>(scale);
-    const bool fits = call.merge_batch() && call.is_worth_it();
+    // Where attn is read, samples have one number.
+    const int least = matrices[kAttn].defined() ? kBatchDims - 1 : 0;
+    const bool fits = call.merge_batch() >= least && call.is_worth_it();
     return fits ? std::optional<Call>(std::move(call)) : std::nullopt;
   }
 
@@ -159,9 +161,9 @@ class Call {
     return is_causal_ ? std::min(n, queries()) : n;
   }
 
-  // Merges neighboring dimensions, the last one first. Returns false if more
-  // than kBatchDims are left.
-  bool merge_batch() {
+  // Merges neighboring dimensions, the last one first. Returns the place of the
+  // first that is left, and -1 if there are more than kBatchDims.
+  int merge_batch() {
     const auto& q = matrices_[kQ];
     sizes_.fill(1);
     k_sizes_.fill(1);
@@ -184,7 +186,7 @@ class Call {
       }
       if (!merges) {
         if (place == 0) {
-          return false;
+          return -1;
         }
         --place;
         for (const auto which : c10::irange(int(kMatrices))) {
@@ -194,7 +196,7 @@ class Call {
       sizes_[place] *= size;
       k_sizes_[place] *= k_size;
     }
-    return true;
+    return place;
   }
 
   static int64_t product(const std::array<int64_t, kBatchDims>& sizes) {

@@ -83,10 +83,8 @@ struct Plan {
                                        ? stages * kStreams * kRows * tile
                                        : (kWritesAttn ? 2 * kRows * tile : 1);
   // Together these are what a block's threads get when it starts.
-  static constexpr int kProducerRegisters =
-      kReadsAttn ? 40 : (groups == 2 ? 24 : 32);
-  static constexpr int kConsumerRegisters =
-      kReadsAttn ? 232 : (groups == 2 ? 240 : 160);
+  static constexpr int kProducerRegisters = groups == 2 ? 24 : 32;
+  static constexpr int kConsumerRegisters = groups == 2 ? 240 : 160;
 
   static_assert((width == 64 || width == 128) && (tile == 64 || tile == 128));
   static_assert(groups == 2 || groups == 3);
@@ -301,12 +299,18 @@ __device__ __forceinline__ bool find(
 }
 
 // Adds the numbers of a sample, given its place among samples of these sizes.
+// Where attn is read there is one number: there are few registers for more.
+template <class P>
 __device__ __forceinline__ void add_numbers(
     int (&numbers)[kBatchDims], int place, const int (&sizes)[kBatchDims]) {
+  if constexpr (P::kReadsAttn) {
+    numbers[kBatchDims - 1] += place;
+  } else {
 #pragma unroll
-  for (int i = kBatchDims - 1; i >= 0; --i) {
-    numbers[i] += place % sizes[i];
-    place /= sizes[i];
+    for (int i = kBatchDims - 1; i >= 0; --i) {
+      numbers[i] += place % sizes[i];
+      place /= sizes[i];
+    }
   }
 }
 
@@ -323,7 +327,8 @@ template <class P>
 __device__ __forceinline__ void produce(
     const Args<typename P::T>& args, Shared<P>& shared) {
   constexpr bool kColumns = P::kSweep == Sweep::kColumns;
-  const int shares = kColumns ? args.shares : 1;
+  constexpr bool kShares = kColumns && !P::kReadsAttn; // attn's don't
+  const int shares = kShares ? args.shares : 1;
   // Finds a piece of work again: there are few registers to keep it in.
   const auto again = [&](int round) {
     hide(round);
@@ -341,16 +346,16 @@ __device__ __forceinline__ void produce(
     for (int share = 0; share < shares; ++share) {
       work = again(round);
       int sample[kBatchDims] = {};
-      add_numbers(sample, work.sample, args.x_sizes);
-      if (kColumns) {
-        add_numbers(sample, share, args.share_sizes);
+      add_numbers<P>(sample, work.sample, args.x_sizes);
+      if (kShares) {
+        add_numbers<P>(sample, share, args.share_sizes);
       }
       for (int tile = work.begin; tile < work.end; ++tile, ++slot, --ahead) {
         if (ahead == 0) {
           wait(&shared.x_empty, ~fills & 1);
           int x_sample[kBatchDims] = {};
           const Work x_work = again(round);
-          add_numbers(x_sample, x_work.sample, args.x_sizes);
+          add_numbers<P>(x_sample, x_work.sample, args.x_sizes);
 #pragma unroll
           for (int i = 0; i < P::kOperands; ++i) {
             expect(&shared.x_full, P::kRows * P::kWidth * 2);
@@ -639,9 +644,9 @@ __device__ __forceinline__ void consume(
       //   eager: the last tile's products, S, T
       //   late: S, T, the last tile's products
       constexpr int kBefore = kEager ? 0 : kProductGroups;
-      // Where P goes: not to f while products may still read it.
-      [[maybe_unused]] decltype(f.p) apart;
-      auto& p = kEager || P::kDouble ? f.p : apart;
+      // Where P and D go: not to f while products may still read it.
+      [[maybe_unused]] Fragments<P> apart;
+      auto& made = kEager || P::kDouble ? f : apart;
       const bool is_edge =
           column + P::kTile > args.y_rows ||
           (args.is_causal &&
@@ -676,7 +681,7 @@ __device__ __forceinline__ void consume(
         }
         await(slot, 0);
         mask_edge(t);
-        differentiate(t, P::kValues ? p : nullptr);
+        differentiate(t, P::kValues ? made.p : nullptr);
       } else {
         mask_edge(s);
 #pragma unroll
@@ -685,10 +690,10 @@ __device__ __forceinline__ void consume(
         }
       }
       if constexpr (P::kValues && !P::kReadsAttn) {
-        pack_into(p, s);
+        pack_into(made.p, s);
       }
       if constexpr (P::kWritesAttn) {
-        write_attn(p);
+        write_attn(made.p);
       }
       if constexpr (kEager) {
         if constexpr (!P::kGradients) {
@@ -709,8 +714,8 @@ __device__ __forceinline__ void consume(
           t[i] *= fmaf(-s[i], s[i], 1);
         }
       }
-      if constexpr (P::kGradients && (kEager || P::kDouble)) {
-        pack_into(f.d, t);
+      if constexpr (P::kGradients) {
+        pack_into(made.d, t);
       }
       if constexpr (kLast && !P::kResident) {
         release(&shared.x_empty);
@@ -729,14 +734,7 @@ __device__ __forceinline__ void consume(
           release_products(slot - 1);
         }
         if constexpr (!P::kDouble) {
-          if constexpr (P::kReadsAttn) {
-            pin(t);
-            pack_into(f.d, t);
-          }
-#pragma unroll
-          for (int i = 0; i < P::kScores / 2; ++i) {
-            f.p[i] = p[i];
-          }
+          f = apart;
         }
         if constexpr (!kLast) {
           issue_scores(slot + 1);
