@@ -12,7 +12,7 @@ from fork.errors import ForkError
 from fork.graft import build
 from fork.graft.base import Base, get
 from fork.graft.build import Graft, cuda
-from fork.overlay import NATIVE, Stack, default_release
+from fork.overlay import Stack, default_release
 from fork.paths import BASES, ROOT
 from fork.tests.conftest import write_files
 
@@ -92,19 +92,16 @@ def graft(tmp_path):
             if there.relative_to(real).as_posix() not in ("torch", "torch/lib", "torch/version.py"):
                 (base / folder / there.name).symlink_to(there)
     version = (real / "torch/version.py").read_text(encoding="utf-8")
-    native = (ROOT / NATIVE).read_text(encoding="utf-8").splitlines()
-    at = native.index("    CPU: attn_cpu")
     files = {
         "base/torch/version.py": re.sub(r"^(cuda\b.*= ).*", r"\1'13.0'", version, flags=re.M),
         **{f"base/torch/lib/lib{name}_cuda.so": "" for name in ("torch", "c10")},
-        NATIVE: "\n".join([*native[:at], "    CUDA: attn_cuda", *native[at:], ""]),
         "Fill.cu": KERNEL,
     }
     write_files(tmp_path, files)
     made = Graft(Stack(ROOT), Base(base))
     made.dir = tmp_path / "graft"
     made.stage, made.gen = made.dir / "stage", made.dir / "gen"
-    made.tree = {**made.tree, NATIVE: tmp_path / NATIVE, "aten/Fill.cu": tmp_path / "Fill.cu"}
+    made.tree = {**made.tree, "aten/Fill.cu": tmp_path / "Fill.cu"}
     return made
 
 
@@ -142,13 +139,15 @@ def test_a_graft_with_a_kernel(graft):
         pytest.skip(graft.nvcc)
     said = compile_some(graft, "Fill.cu", "RegisterCUDAEverything.cpp")
     assert re.findall(r"'_Z\w+' for '(\w+)'", said) == ["sm_90a"]
-    assert "= at::cuda::attn_output(" in (graft.gen / SHIM).read_text(encoding="utf-8")
+    shim = (graft.gen / SHIM).read_text(encoding="utf-8")
+    assert "= at::cuda::attn_output(" in shim and "= at::cuda::attn(" in shim
 
 
 def test_a_graft_without_the_compiler(graft):
     """It leaves the kernel out, and the C functions for CUDA compile without CUDA's headers."""
     graft.nvcc = "no nvcc"
     compile_some(graft, "c_shim_cuda.cpp")
-    assert "= at::attn_output(" in (graft.gen / SHIM).read_text(encoding="utf-8")
+    shim = (graft.gen / SHIM).read_text(encoding="utf-8")
+    assert "= at::attn_output(" in shim and "= at::attn(" in shim
     assert not (graft.gen / "op/RegisterCUDAEverything.cpp").exists()
     graft.check_cuda()  # others run on a GPU
