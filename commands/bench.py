@@ -43,7 +43,7 @@ LIMIT = 150  # seconds that a test file may take; they run side by side
 
 # A test file that has this makes tests for CUDA, alone or beside those for other devices.
 HAS_CUDA = re.compile(
-    r'instantiate_device_type_tests\(\s*\w+, globals\(\)(, only_for="cuda")?\s*\)'
+    r'instantiate_device_type_tests\(\s*\w+, globals\(\)(, only_for=("cuda"|DEVICE))?\s*\)'
 )
 # The kernels take all that they can in tests, float too; so do they where they are measured.
 WITH_FLOAT = {"TORCH_ATTN_TRITON_FLOAT": "1"}
