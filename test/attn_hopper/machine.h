@@ -148,6 +148,7 @@ struct Products {
   struct Entry {
     Product product;
     void (*run)(const Entry&);
+    unsigned rank;
     int issued = 0;
     float* c[128];
     const uint32_t* a[128];
@@ -220,7 +221,7 @@ class Machine {
   }
 
   void later(std::function<void()> copy) {
-    copies_.push_back(std::move(copy));
+    copies_.push_back({rank(copies_are_early_), std::move(copy)});
     pass();
   }
 
@@ -259,7 +260,8 @@ class Machine {
     require(thread().is_fenced, "no fence before a product");
     const int place = thread().issued++ - own.done;
     if (place == int(own.queue.size())) {
-      own.queue.push_back({product, &multiply_now<T>});
+      own.queue.push_back(
+          {product, &multiply_now<T>, rank(products_are_early_)});
     }
     auto& entry = own.queue[place];
     require(entry.product == product, "a warpgroup's products differ");
@@ -287,6 +289,10 @@ class Machine {
   template <typename T>
   static void multiply_now(const Products::Entry& entry);
 
+  unsigned rank(bool is_early) {
+    return unsigned(random()) >> (is_early ? 6 : 0);
+  }
+
   bool do_one_later();
 
   std::deque<Thread> threads_;
@@ -295,9 +301,14 @@ class Machine {
   ucontext_t main_;
   int current_ = 0;
   std::string fault_;
-  std::vector<std::function<void()>> copies_;
+  struct Copy {
+    unsigned rank;
+    std::function<void()> run;
+  };
+  std::vector<Copy> copies_;
   std::array<Products, 4> products_;
   std::array<Together, 16> warps_;
+  bool copies_are_early_, products_are_early_;
   int block_come_ = 0, block_round_ = 0;
   std::vector<int> unshown_;
 };
@@ -366,30 +377,32 @@ void Machine::multiply_now(const Products::Entry& entry) {
   }
 }
 
-// Does a copy or a product that is due. Returns false if there is none.
+// Does the copy or product that is due and has the lowest rank, which was drawn
+// when it was issued, so that one may be late for long. Returns false if there
+// is none.
 inline bool Machine::do_one_later() {
-  const auto has_product = [](const Products& own) {
-    return !own.queue.empty() && own.queue.front().issued == 128;
-  };
-  std::vector<Products*> due;
+  Products* first = nullptr;
   for (auto& own : products_) {
-    if (has_product(own)) {
-      due.push_back(&own);
+    const bool is_due = !own.queue.empty() && own.queue.front().issued == 128;
+    if (is_due &&
+        (!first || own.queue.front().rank < first->queue.front().rank)) {
+      first = &own;
     }
   }
-  if (due.empty() && copies_.empty()) {
-    return false;
-  }
-  const auto which = random() % (due.size() + copies_.size());
-  if (which < due.size()) {
-    auto& own = *due[which];
-    own.queue.front().run(own.queue.front());
-    own.queue.pop_front();
-    ++own.done;
-  } else {
-    const auto copy = copies_.begin() + (which - due.size());
-    (*copy)();
+  const auto copy = std::min_element(
+      copies_.begin(), copies_.end(), [](const Copy& x, const Copy& y) {
+        return x.rank < y.rank;
+      });
+  if (copy != copies_.end() &&
+      (!first || copy->rank < first->queue.front().rank)) {
+    copy->run();
     copies_.erase(copy);
+  } else if (first) {
+    first->queue.front().run(first->queue.front());
+    first->queue.pop_front();
+    ++first->done;
+  } else {
+    return false;
   }
   return true;
 }
@@ -432,6 +445,8 @@ inline void Machine::run(int threads, std::function<void()> body) {
   // who is first asked to run.
   const int soon = std::array{0, 0, 5, 60}[random() % 4];
   const int first = random() % threads;
+  copies_are_early_ = random() % 3 == 0;
+  products_are_early_ = random() % 2 == 0;
   int left = threads;
   while (left > 0 && fault_.empty()) {
     if (int(random() % 100) < soon) {
