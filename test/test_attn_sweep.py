@@ -36,7 +36,7 @@ if not HAS_GPU and (sys.platform != "linux" or TEST_WITH_ASAN):
 
 # A build that has no kernel in C++, or another GPU, takes the same calls in other ways.
 HAS_SWEEP = not HAS_GPU or (
-    torch._C._dispatch_has_kernel_for_dispatch_key("aten::attn_output", "CUDA")
+    "RegisterCUDA" in torch._C._dispatch_dump("aten::attn_output")
     and torch.cuda.get_device_capability() == (9, 0)
 )
 # The last one has the source that is in no package.

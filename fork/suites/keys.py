@@ -117,6 +117,7 @@ def _with_imports(plan: Plan, tree: Mapping[str, Path]) -> set[str]:
     """The overlay's test files that the plan runs, those that they import, and the folders beside
     them that they name."""
     found: set[str] = set()
+    folders = {x.split("/")[1] for x in tree if x.startswith(TEST) and x.count("/") > 1}
     names = [*plan.upstream, *plan.own, *(c.file.removeprefix(TEST) for c in plan.scripts)]
     while names:
         path = TEST + names.pop()
@@ -124,7 +125,6 @@ def _with_imports(plan: Plan, tree: Mapping[str, Path]) -> set[str]:
             found.add(path)
             text = tree[path].read_text(encoding="utf-8")
             names += [f"{name}.py" for name in IMPORT.findall(text)]
-            folders = {Path(other).parts[1] for other in tree if other.startswith(TEST)}
             beside = tuple(f"{TEST}{name}/" for name in folders if f'"{name}"' in text)
             found |= {other for other in tree if beside and other.startswith(beside)}
     return found

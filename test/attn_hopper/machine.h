@@ -75,8 +75,8 @@ struct CUtensorMap {
   unsigned box[2];
 };
 
-// Where TMA and wgmma have a byte of a tile whose rows have 128: the number of
-// its 16 bytes is changed by that of its row.
+// Returns where TMA and wgmma have a byte of a tile of 128-byte rows: the
+// number of its 16 bytes is changed by that of its row.
 inline uint32_t swizzled_by_hardware(uint32_t address) {
   return address ^ (address >> 7 & 7) << 4;
 }
@@ -169,6 +169,11 @@ struct Thread {
   std::vector<std::shared_ptr<int>> stores{std::make_shared<int>(0)};
 };
 
+// Threads wait here for each other.
+struct Meeting {
+  int come = 0, round = 0;
+};
+
 // What the lanes of a warp do together.
 struct Together {
   struct Lane {
@@ -176,7 +181,7 @@ struct Together {
     uint32_t address = 0;
   };
   std::array<Lane, 32> lanes;
-  int come = 0, round = 0;
+  Meeting meeting;
 };
 
 class Machine {
@@ -230,24 +235,11 @@ class Machine {
   void of_warp(Together::Lane lane, F fn) {
     auto& together = warps_[current_ / 32];
     together.lanes[current_ % 32] = lane;
-    const int round = together.round;
-    if (++together.come == 32) {
-      fn(together.lanes);
-      together.come = 0;
-      ++together.round;
-    } else {
-      until([&, round] { return together.round != round; });
-    }
+    meet(together.meeting, 32, [&] { fn(together.lanes); });
   }
 
   void of_block() {
-    const int round = block_round_;
-    if (++block_come_ == int(threads_.size())) {
-      block_come_ = 0;
-      ++block_round_;
-    } else {
-      until([&, round] { return block_round_ != round; });
-    }
+    meet(block_, threads_.size(), [] {});
   }
 
   Products& products_of_own() {
@@ -289,6 +281,18 @@ class Machine {
   template <typename T>
   static void multiply_now(const Products::Entry& entry);
 
+  // Returns when `count` threads have come, the last of which does fn().
+  template <class F>
+  void meet(Meeting& meeting, int count, F fn) {
+    const int round = meeting.round;
+    if (++meeting.come == count) {
+      fn();
+      meeting = {0, round + 1};
+    } else {
+      until([&meeting, round] { return meeting.round != round; });
+    }
+  }
+
   unsigned rank(bool is_early) {
     return unsigned(random()) >> (is_early ? 6 : 0);
   }
@@ -309,7 +313,7 @@ class Machine {
   std::array<Products, 4> products_;
   std::array<Together, 16> warps_;
   bool copies_are_early_, products_are_early_;
-  int block_come_ = 0, block_round_ = 0;
+  Meeting block_;
   std::vector<int> unshown_;
 };
 
@@ -428,7 +432,7 @@ inline void Machine::run(int threads, std::function<void()> body) {
   copies_.clear();
   products_ = {};
   warps_ = {};
-  block_come_ = block_round_ = 0;
+  block_ = {};
   unshown_.assign((kBase + kSize) / 16 + 1, 0);
   std::memset(memory_(), 0xFF, kSize);
   stacks_.resize(size_t{kStack} * threads);

@@ -31,7 +31,7 @@ def program(registers=(20, 200), tanh_at=1, extra=0):
     )
 
 
-# What nvcc says and makes, and what is found to be wrong with it.
+# Each case is what nvcc says, what it makes, and what is found to be wrong with that.
 MADE = {
     "clean": (CLEAN, program(), []),
     "spill": (CLEAN.replace("0 bytes spill l", "8 bytes spill l"), program(), ["spills [8] bytes"]),

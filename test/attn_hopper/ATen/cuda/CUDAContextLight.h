@@ -1,4 +1,4 @@
-// What AttnSweep.cu asks of CUDA, by a machine that has one GPU: see machine.h.
+// Gives AttnSweep.cu what it asks of CUDA, with one GPU: see machine.h.
 #pragma once
 #include <machine.h>
 

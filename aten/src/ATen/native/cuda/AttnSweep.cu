@@ -277,7 +277,7 @@ class Call {
     return tensor_map(x, sizes, strides, box);
   }
 
-  // What TMA must know of a matrix, which it reads and writes in boxes of 64
+  // Describes a matrix to TMA, which reads and writes it in boxes of 64
   // columns. Strides are bytes.
   static CUtensorMap tensor_map(
       const Tensor& x,
@@ -464,8 +464,8 @@ std::tuple<Tensor, Tensor, Tensor> _attn_backward_cuda(
       grad_output, grad_attn, q, k, v, attn, output_mask);
 }
 
-// The same with attn = tanh(scale q kᵀ), or 0 above the diagonal if is_causal,
-// and attn is no result.
+// Returns output alone, with attn = tanh(scale q kᵀ), or 0 above the diagonal
+// if is_causal, likewise.
 Tensor attn_output_cuda(
     const Tensor& q,
     const Tensor& k,

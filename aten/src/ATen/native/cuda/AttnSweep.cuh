@@ -28,7 +28,7 @@ namespace at::native::attn_sweep {
 
 enum class Sweep { kForward, kRows, kColumns };
 
-// What of attn is in memory.
+// Says what of attn is in memory.
 enum class Stored { kNothing, kAttn, kAttnAndGradient };
 
 // When the scores of the next tile are issued. kLate: before this tile's
@@ -213,8 +213,8 @@ __device__ __forceinline__ void accumulate(
   }
 }
 
-// Where this lane's row of the A fragment of columns 16 k to 16 k + 15 lies in
-// a tile of kRows rows; `row` is the warp's first.
+// Returns where this lane's row of the A fragment of columns 16 k to 16 k + 15
+// lies in a tile of kRows rows; `row` is the warp's first.
 template <int kRows>
 __device__ __forceinline__ int of_fragment(int row, int k) {
   const int lane = threadIdx.x % 32;
@@ -644,7 +644,7 @@ __device__ __forceinline__ void consume(
       //   eager: the last tile's products, S, T
       //   late: S, T, the last tile's products
       constexpr int kBefore = kEager ? 0 : kProductGroups;
-      // Where P and D go: not to f while products may still read it.
+      // P and D must not go to f while products may still read it.
       [[maybe_unused]] Fragments<P> apart;
       auto& made = kEager || P::kDouble ? f : apart;
       const bool is_edge =
