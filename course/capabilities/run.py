@@ -173,7 +173,8 @@ def costs_of(name: str) -> dict[str, float]:
 def started(python: str, *words: str) -> dict:
     """What this script, run by that Python, prints as its last line."""
     command = [python, str(HERE / "run.py"), *words]
-    cache = HERE.parents[1] / "build" / "capabilities" / "inductor"
+    # AOTInductor packs the files of its cache: those that another process writes may be empty.
+    cache = HERE.parents[1] / "build" / "capabilities" / "inductor" / words[1]
     env = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     env = {**os.environ, **env, "TORCHINDUCTOR_CACHE_DIR": str(cache)}
     done = subprocess.run(command, env=env, capture_output=True, text=True)
