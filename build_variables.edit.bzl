@@ -3,7 +3,6 @@
     "aten/src/ATen/native/AttnCpu.cpp",
     "aten/src/ATen/native/AttnGradients.cpp",
     "aten/src/ATen/native/AttnOutput.cpp",
-    "aten/src/ATen/native/AttnOutputCpu.cpp",
     "aten/src/ATen/native/AttnSecondOrderCpu.cpp",
 # @@ before: "aten/src/ATen/native/cpu/AvgPoolKernel.cpp",
     "aten/src/ATen/native/cpu/AttnKernel.cpp",

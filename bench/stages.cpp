@@ -1,7 +1,8 @@
 // Times the stages of torch.attn's forward on tiles, by the kernel's own
 // functions: stages.py.
 
-#include <ATen/native/cpu/AttnFmaForward.h>
+#include <ATen/native/cpu/AttnFmaTiles.h>
+#include <ATen/native/cpu/AttnForwardTile.h>
 
 #include <chrono>
 #include <cstdlib>
@@ -12,6 +13,7 @@ namespace {
 using namespace at::native::attn_cpu;
 using T = float;
 using Fma = FmaProducts<T>;
+using Kernel = ForwardTile<FmaTiles<T>>;
 
 constexpr int64_t TASK_ROWS = 1024, ROWS = 96,
                   COLS = NC;         // of a task, of a tile
@@ -79,31 +81,28 @@ extern "C" double frequency() {
 extern "C" void stages(int64_t d, double* found) {
   const Memory q(TASK_ROWS * d), k(COLS * d), v(COLS * d), out(TASK_ROWS * d);
   const Memory attn(STORED);
-  const FmaForward<T>::Layout layout(TASK_ROWS, TASK_ROWS, COLS, d, d);
-  const Memory scratch(layout.size), k_panels(Fma::packed_size(d, COLS));
+  const Kernel::Layout layout(TASK_ROWS, TASK_ROWS, COLS, d, d);
+  const Memory scratch(layout.size), k_panels(Fma::packed_size(d, COLS)),
+      v_panels(Fma::packed_size(COLS, d));
   const auto rows = q.matrix(ROWS, d), keys = k.matrix(COLS, d),
              values = v.matrix(COLS, d);
-  const auto ld = tile_ld<T>(COLS);
-  T* tile = scratch + layout.tile;
-  T* v_panels = scratch + layout.v_panels;
-  Scores<T> scores(layout.scores, scratch);
-  FewColumns<T> few(layout.few, scratch);
-  const bool by_few = FewColumns<T>::fits(d);
+  FmaTiles<T> tiles(layout.tiles, scratch);
+  const auto tile = tiles.tile(scratch + layout.tile, ROWS, COLS);
+  const auto tanh =
+      [](int64_t count, const Pair<T>& x)
+          C10_ALWAYS_INLINE_ATTRIBUTE { return attn_tanh_for<T>(x, count); };
 
-  auto right = Fma::right(v_panels, values, TASK_ROWS);
   found[0] = seconds([&] {
                Fma::pack(k_panels, keys.t());
-               if (!by_few) {
-                 right = Fma::right(v_panels, values, TASK_ROWS);
+               if (!FewColumns<T>::fits(d)) {
+                 Fma::right(v_panels, values, TASK_ROWS);
                }
              }) /
              (TASK_ROWS * COLS);
-  scores.product(false, rows, keys, tile, ld);
-  found[1] = seconds([&] { scores.product(true, rows, keys, tile, ld); }) /
-             (ROWS * COLS);
-  found[2] =
-      seconds([&] { make_attn<T>(ROWS, COLS, Form{}, false, tile, ld); }) /
-      (ROWS * COLS);
+  tiles.multiply(false, rows, keys, tile);
+  found[1] =
+      seconds([&] { tiles.multiply(true, rows, keys, tile); }) / (ROWS * COLS);
+  found[2] = seconds([&] { tiles.map(tile, {}, false, tanh); }) / (ROWS * COLS);
   int64_t place = 0;
   const auto next_attn = [&](int64_t tile_rows) {
     place = place + tile_rows * COLS > STORED ? 0 : place;
@@ -112,27 +111,16 @@ extern "C" void stages(int64_t d, double* found) {
     return result;
   };
   const double stored = seconds([&] {
-    make_attn<T>(ROWS, COLS, Form{}, false, tile, ld, next_attn(ROWS), true);
+    tiles.map(tile, next_attn(ROWS), true, tanh);
+    fence_streamed(true);
   });
   found[3] = std::max(0.0, stored / (ROWS * COLS) - found[2]);
-  found[4] = seconds([&] {
-               const Fma::Left left{tile, ld};
-               if (by_few) {
-                 few.product(true, ROWS, left, values, static_cast<T*>(out));
-               } else {
-                 Fma::product_by(
-                     scratch + layout.acc,
-                     true,
-                     ROWS,
-                     d,
-                     left,
-                     right,
-                     static_cast<T*>(out),
-                     d);
-               }
-             }) /
-             (ROWS * COLS);
-  FmaForward<T> kernel(layout, scratch);
+  const auto add = [&](bool next) {
+    tiles.add(next, true, true, tile, values, TASK_ROWS, static_cast<T*>(out));
+  };
+  add(false);
+  found[4] = seconds([&] { add(true); }) / (ROWS * COLS);
+  Kernel kernel(layout, scratch);
   found[5] = seconds([&] {
                kernel.forward(
                    true,

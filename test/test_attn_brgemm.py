@@ -109,8 +109,8 @@ extern "C" void by_brgemm(int64_t m, int64_t n, int64_t d, int64_t e, void** x) 
   const Dense<S> output(x[5], m, e), attn(x[6], m, n), grad_q(x[7], m, d), grad_k(x[8], n, d),
       grad_v(x[9], n, e);
   const auto runtime = aten_runtime();
-  forward_by<S, VnniForward<Brgemm<S>>>({sizes, output, attn, q, k, v}, runtime);
-  backward_by<S, VnniBackward<Brgemm<S>>>(
+  forward_by<S, ForwardTile<VnniTiles<Brgemm<S>>>>({sizes, output, attn, q, k, v}, runtime);
+  backward_by<S, BackwardTile<VnniTiles<Brgemm<S>>>>(
       {sizes, grad_q, grad_k, grad_v, grad_output, grad_attn, q, k, v, given}, runtime);
 }
 """
@@ -122,7 +122,10 @@ PLAIN = """
 #pragma once
 
 #include <ATen/native/cpu/AttnBackward.h>
+#include <ATen/native/cpu/AttnBackwardTile.h>
 #include <ATen/native/cpu/AttnBrgemm.h>
+#include <ATen/native/cpu/AttnForward.h>
+#include <ATen/native/cpu/AttnForwardTile.h>
 
 #define CPU_CAPABILITY_AVX512
 
@@ -143,6 +146,7 @@ struct VnniProducts {
   using T = float;
   using Vec = vec::Vectorized<S>;
   static constexpr int64_t W = Vec::size(), MC = BRGEMM_ROWS[0];
+  static constexpr bool by_pairs = false;
 
   struct Left {
     S* data;
@@ -152,6 +156,7 @@ struct VnniProducts {
       return data + row * row_stride + col;
     }
   };
+  using Right = Left;
   static int64_t left_size(int64_t rows, int64_t cols) {
     return rows * at::round_up(cols, W) / 2;
   }
@@ -181,10 +186,11 @@ struct VnniProducts {
     }
     return found;
   }
-  static void multiply(const Left& a, int64_t row, const Left& b, T* c) {
+  static void multiply(
+      const Left& a, int64_t row, const Left& b, T* c, int64_t ld = BRGEMM_LD) {
     for (const auto i : c10::irange(std::min(MC, a.rows - row))) {
       for (const auto j : c10::irange(b.cols)) {
-        c[i * BRGEMM_LD + j] = sum(a, row + i, b, j);
+        c[i * ld + j] = sum(a, row + i, b, j);
       }
     }
   }
@@ -211,10 +217,6 @@ struct VnniProducts {
       fn(i, std::min(W, size - i));
     }
   }
-  static Vec attn_of(const T* scores, int64_t count, const Form& form) {
-    const auto x = load<T>(scores, count) * Pair<T>(T(form.scale));
-    return Micro::round(attn_tanh_for<S>(x, count));
-  }
 };
 
 } // namespace CPU_CAPABILITY
@@ -230,7 +232,7 @@ def compiled(folder, text, plain=False):
     source = os.path.join(folder, "by_brgemm.cpp")
     if plain:
         text = text.replace("Brgemm<S>", "Plain").replace(
-            "AttnKernels.h", "AttnVnniBackward.h"
+            "AttnKernels.h", "AttnVnniTiles.h"
         )
     with open(source, "w") as file:
         file.write(text)

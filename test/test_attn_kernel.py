@@ -21,7 +21,6 @@ from test_attn import (
     AttnTestCase,
     BATCH_LAYOUTS,
     by_case_in,
-    Case,
     copied_elements,
     evaluate,
     GRADIENTS,
@@ -31,6 +30,7 @@ from test_attn import (
     USED,
     widen,
 )
+from test_attn_output import sized
 
 import torch
 from torch.profiler import profile, ProfilerActivity
@@ -53,10 +53,6 @@ from torch.utils.cpp_extension import get_cxx_compiler, load
 aten = torch.ops.aten
 GIVEN = *INPUTS, "grad_output", "grad_attn"
 by_dtype = dtypes(torch.float, torch.double, torch.bfloat16, torch.half)
-
-
-def sized(m, n, d, e, *batch):
-    return Case("_".join(map(str, (*batch, m, n, d, e))), m, d, n, e, batch=batch)
 
 
 def around(*sizes):

@@ -17,7 +17,6 @@ from test_attn import (
     WANTED,
     widen,
 )
-from test_attn_kernel import sized
 
 import torch
 from torch.autograd import gradcheck, gradgradcheck
@@ -36,6 +35,10 @@ from torch.testing._internal.common_utils import (
 
 aten = torch.ops.aten
 ALL_DTYPES = (*floating_and_complex_types_and(torch.half, torch.bfloat16),)
+
+
+def sized(m, n, d, e, *batch):
+    return Case("_".join(map(str, (*batch, m, n, d, e))), m, d, n, e, batch=batch)
 
 
 class Problem(NamedTuple):

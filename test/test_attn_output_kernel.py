@@ -50,7 +50,7 @@ extern "C" void backward(
   const Dense<S> grad_q(x[4], m, d), grad_k(x[5], n, d), grad_v(x[6], n, e);
   const BackwardArgs<S> args{
       sizes, grad_q, grad_k, grad_v, grad_output, {}, q, k, v, {}, form_of(is_causal, 0.5), 1};
-  backward_by<S, VnniBackward<Brgemm<S>>>(args, aten_runtime());
+  backward_by<S, BackwardTile<VnniTiles<Brgemm<S>>>>(args, aten_runtime());
 }
 """
 # Prints the bits that the kernel's scale has in float.

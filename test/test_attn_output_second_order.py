@@ -9,8 +9,7 @@ from itertools import combinations, product
 
 from attn_function import INPUTS
 from test_attn import AttnTestCase, widen
-from test_attn_kernel import sized
-from test_attn_output import by_few, composed, FEW, Problem, PROBLEMS
+from test_attn_output import by_few, composed, FEW, Problem, PROBLEMS, sized
 
 import torch
 from torch.autograd import gradcheck, gradgradcheck

@@ -50,7 +50,7 @@ MASKED = (False, True)
 # This computes the second derivatives by oneDNN's products, also where the operator itself
 # multiplies otherwise.
 BY_BRGEMM = """
-#include <ATen/native/cpu/AttnVnniSecondOrder.h>
+#include <ATen/native/cpu/AttnSecondOrderTile.h>
 
 extern "C" void by_brgemm(
     int64_t m, int64_t n, int64_t d, int64_t e, int64_t is_causal, void** x) {
@@ -62,7 +62,7 @@ extern "C" void by_brgemm(
   const SecondOrderArgs<S> args{
       {sizes, grad_q, grad_k, grad_v, grad_output, {}, q, k, v, {}, form_of(is_causal, 1.), 1},
       output_tangent, q_tangent, k_tangent, v_tangent};
-  backward_by<S, VnniSecondOrder<Brgemm<S>>>(args, aten_runtime());
+  backward_by<S, SecondOrderTile<VnniTiles<Brgemm<S>>>>(args, aten_runtime());
 }
 """
 HAVE_TANGENTS = st.sampled_from(GIVEN)

@@ -97,7 +97,7 @@ struct condition_variable {
 
 } // namespace at::native::attn_cpu::std
 
-#include <ATen/native/cpu/AttnKernels.h>
+#include <ATen/native/cpu/AttnBackward.h>
 
 namespace at::native::attn_cpu {
 
@@ -157,9 +157,7 @@ void convert(Number*, const Number*, int64_t) {}
 
 struct Worker {
   using T = Number;
-  using Real = FmaBackward<float>;
-  static constexpr int64_t ROW_STEP = 8; // AVX-512's
-  static constexpr auto LONGEST = Real::LONGEST, MIN_TILE = Real::MIN_TILE;
+  static constexpr int64_t ROW_STEP = 8, LONGEST = 8, MIN_TILE = 96; // those of FMA with AVX-512
   struct Layout {
     int64_t size = 0;
     Layout(const BackwardArgs<Number>&, int64_t, int64_t) {}

@@ -104,10 +104,10 @@ std::string sums(const Sizes& sizes, int64_t count) {
   Problem<S> problem(sizes);
   const ForwardArgs<S> args{
       sizes, problem.output, problem.attn, problem.q, problem.k, problem.v};
-  forward_by<S, FmaForward<S>>(args, runtime);
+  forward_by<S, ForwardTile<FmaTiles<S>>>(args, runtime);
   threads = 1;
   const auto [batch, m, n, d, e] = sizes;
-  const typename FmaForward<S>::Layout layout(24, m, n, d, e);
+  const typename ForwardTile<FmaTiles<S>>::Layout layout(24, m, n, d, e);
   const auto direct = count * at::round_up<size_t>(layout.size, 64) * sizeof(T);
   return allocated.at(2) > 0 ? "blocks" : allocated.at(0) > direct ? "own" : "direct";
 }
@@ -161,7 +161,7 @@ std::string way(const std::string& what, int64_t m, int64_t n, int64_t d, int64_
   }
 #endif
   if (what == "transposed") {
-    return typename FmaForward<S>::Layout(m, m, n, d, e).transposed ? "yes" : "no";
+    return typename ForwardTile<FmaTiles<S>>::Layout(m, m, n, d, e).tiles.transposed ? "yes" : "no";
   }
   if (what == "right" || what == "right transposed") {
     return right<S>(m, n, e, what != "right");
@@ -170,7 +170,7 @@ std::string way(const std::string& what, int64_t m, int64_t n, int64_t d, int64_
     ScratchLayout scratch;
     const char* names[] = {"panels", "dots", "dots swapped", "panels swapped"};
     const typename Scores<S>::Layout layout(scratch, m, m, n, d, false, 0);
-    return names[static_cast<int>(layout.way)];
+    return names[static_cast<int>(layout.way(d))];
   }
   return sums<S>(sizes, std::stoll(what));
 }

@@ -103,16 +103,17 @@ class FmaProducts {
   }
 
   // Returns x as the right operand of a product with `rows` rows. If there are
-  // many, x is packed, else it is read in place.
+  // many, x is packed, unless it has been before, else it is read in place.
   template <typename S>
-  static Right right(T* dst, const Matrix<const S>& x, int64_t rows) {
+  static Right right(
+      T* dst, const Matrix<const S>& x, int64_t rows, bool again = false) {
     if constexpr (std::is_same_v<T, S>) {
       if (rows <= UNPACKED_ROWS && x.col_stride == 1 &&
           (has_masks || x.cols % LANES == 0)) {
         return {x.data, x.row_stride, x.rows, false};
       }
     }
-    return pack(dst, x);
+    return again ? Right{dst, 0, x.rows, true} : pack(dst, x);
   }
 
   // The left operand: A(r, p) is data[r * ld + p] or, transposed, data[r + p *

@@ -49,49 +49,6 @@ class RowGroups {
   int64_t rows_, step_, group_steps_, more_, largest_;
 };
 
-// Writes zeros where row i of a tile is masked. `transposed`: it is a column of
-// attn.
-template <typename T>
-void mask_row(
-    T* row, int64_t i, int64_t cols, const Form& form, bool transposed) {
-  if (form.diagonal == Form::NO_DIAGONAL) {
-    return;
-  }
-  const auto masked = form.first_row(i, cols);
-  const auto kept = transposed ? cols : form.kept(i, cols);
-  std::fill_n(row, transposed ? masked : 0, T(0));
-  std::fill(row + kept, row + cols, T(0));
-}
-
-// tile = tanh(scale tile), or 0 where it is masked. Stores it as `attn` too, if
-// that has data: then nothing is masked.
-template <typename S, typename T>
-void make_attn(
-    int64_t rows,
-    int64_t cols,
-    const Form& form,
-    bool transposed,
-    T* tile,
-    int64_t ld,
-    const Matrix<S>& attn = {},
-    bool stream = false) {
-  const Pair<T> scale(static_cast<T>(form.scale));
-  for (const auto i : c10::irange(rows)) {
-    T* row = tile + i * ld;
-    S* dst = attn.data + i * attn.row_stride;
-    for (int64_t j = 0; j < cols; j += pair_size<T>) {
-      const auto count = cols - j;
-      const auto x = attn_tanh_for<S>(load<T>(row + j, count) * scale, count);
-      if (attn.data != nullptr) {
-        store(dst + j, x, count, stream);
-      }
-      store(row + j, round_to<S>(x), count);
-    }
-    mask_row(row, i, cols, form, transposed);
-  }
-  fence_streamed(stream);
-}
-
 // attn = tanh(scale q kᵀ), output = attn v
 template <typename S, typename Tiles>
 void forward_by(const ForwardArgs<S>& args, const Runtime& runtime) {

@@ -1,11 +1,12 @@
 #pragma once
 
 #include <ATen/native/cpu/AttnBackward.h>
-#include <ATen/native/cpu/AttnFmaBackward.h>
-#include <ATen/native/cpu/AttnFmaForward.h>
+#include <ATen/native/cpu/AttnBackwardTile.h>
+#include <ATen/native/cpu/AttnFmaTiles.h>
+#include <ATen/native/cpu/AttnForward.h>
+#include <ATen/native/cpu/AttnForwardTile.h>
 #include <ATen/native/cpu/AttnTiny.h>
-#include <ATen/native/cpu/AttnVnniBackward.h>
-#include <ATen/native/cpu/AttnVnniForward.h>
+#include <ATen/native/cpu/AttnVnniTiles.h>
 
 // Note [Tiles of attn]
 // attn, its gradient and the gradient of the scores are m x n. Only attn is
@@ -17,53 +18,84 @@
 // most ATTN_MAX_WIDTH.
 //
 // The kernels know no Tensor. From the outside in:
-//   AttnKernel.cpp     what ATen calls, by the stubs of AttnKernel.h
-//   AttnKernel.h       the stubs, and which inputs the kernels take
-//   AttnTensors.h      tensors to pointers, sizes and strides; ATen's Runtime
-//   AttnKernels.h      which kernel for which dtype and sizes
-//   AttnTiny.h         a tiny sample, by plain loops
-//   AttnForward.h      the tasks of the forward, some rows each
-//   AttnSchedule.h     Runtime; tasks in order, ordered sums, scratch memory
-//   AttnFmaForward.h   a task by FMA, for any shape
-//   AttnScores.h       q kᵀ for a tile
-//   AttnDot.h          q kᵀ by dot products, for few rows
-//   AttnFewColumns.h   a product of few columns, transposed
-//   AttnFma.h          the micro-kernel, and products made of it
-//   AttnVnniForward.h  a task in bfloat16 or half, by products of AttnVnni.h:
-//                      VDPBF16PS in AttnPairs.h, oneDNN in AttnBrgemm.h
-//   AttnTanh.h         tanh of vectors in registers
-//   AttnCopy.h         packing, transposes
-//   AttnVec.h          loads and stores by vectors
-//   AttnMatrix.h       pointers, sizes and strides
-//
-// To add a micro-kernel, write FmaProducts::kernel for other registers. To add
-// a kind of kernel, write a class like FmaForward and choose it below, where
-// the first that fits is taken; FMA fits all. The class has a Layout, which
-// says what scratch memory it needs for tiles of some size. It is constructed
-// for each task, from a layout and memory. It defines
-//   T         the precision of the sums
-//   ROW_STEP  the rows of a task are a multiple of it
-// and has
-//   forward   attn = tanh(q kᵀ), out (+)= attn v, for a block of columns
-//
-// Note [Tiles of attn's backward]
-// As in Note [Tiles of attn], from the outside in:
-//   AttnBackwardArgs.h   what the backward is given
+//   AttnKernel.cpp       what ATen calls, by the stubs of AttnKernel.h
+//   AttnKernel.h         the stubs, and which inputs the kernels take
+//   AttnTensors.h        tensors to pointers, sizes and strides; ATen's Runtime
+//   AttnKernels.h        which tiles for which dtype and sizes
+//   AttnTiny.h           a tiny sample, by plain loops
+//   AttnForward.h        the tasks of the forward, some rows each
 //   AttnBackward.h       the tasks of the backward, a tile each
-//   AttnFmaBackward.h    a task by FMA, for any shape
+//   AttnBackwardArgs.h   what the backward is given
+//   AttnSchedule.h       Runtime; tasks in order, ordered sums, scratch memory
+//   AttnForwardTile.h    the forward of a task, tile by tile
+//   AttnBackwardTile.h   the backward of a tile
+//   AttnTile.h           attn of a tile: tanh, and what is masked
 //   AttnMaskedOperand.h  what a tile that is masked in part is multiplied with
+//   AttnFmaTiles.h       tiles in the precision of sums, multiplied by FMA
+//   AttnScores.h         q kᵀ of a tile
+//   AttnDot.h            q kᵀ by dot products, for few rows
+//   AttnFewColumns.h     a product of few columns, transposed
 //   AttnOneRow.h         one row of attn times rows of a matrix
-//   AttnVnniBackward.h   a task in bfloat16 or half, by VnniProducts
+//   AttnFma.h            the micro-kernel, and products made of it
+//   AttnVnniTiles.h      tiles in bfloat16 or half, multiplied in pairs by
+//   AttnVnni.h           products of AttnPairs.h, VDPBF16PS, or of
+//                        AttnBrgemm.h, oneDNN
+//   AttnTanh.h           tanh of vectors in registers
+//   AttnCopy.h           packing, transposes
+//   AttnVec.h            loads and stores by vectors
+//   AttnMatrix.h         pointers, sizes and strides
 //
-// A kind of kernel has a second class, like FmaBackward, with
-//   T, ROW_STEP   as for the forward
-//   LONGEST       a tile of few rows or columns is up to this many times longer
-//   MIN_TILE      a tile has at least this many rows and columns, if attn does
-//   start         S̄ = (grad_output vᵀ + grad_attn) (1 - attn²), and attn
-//   add           total (+)= S̄ k, S̄ᵀ q or attnᵀ grad_output
+// What is computed is written once, as a class of a tile, for any Tiles: how
+// tiles are kept in memory, made and multiplied. To add a micro-kernel, write
+// FmaProducts::kernel for other registers. To add a kind of tiles, write a
+// class like FmaTiles and choose it in with_tiles, where the first that fits is
+// taken; FMA fits all. It defines
+//   S, T       the precision of tensors, and of sums
+//   Tile       a Matrix of what a tile keeps: numbers of T or S
+//   Layout     the scratch memory that it needs for tiles of a TileShape
+//   ROW_STEP   the rows of a task are a multiple of it
+//   LONGEST    a tile of few rows or columns is up to this many times longer
+//   MIN_TILE   a tile has at least this many rows and columns, if attn does
+//   COPIES     whether `given` needs the memory of a tile
+// is constructed for each task, from a layout and memory, and has
+//   tile       a tile in memory, and `given`, a matrix of the caller as a tile;
+//              `rows_of`, a tile as a block of attn, for it may be transposed
+//   load       a vector of a tile, and `store`
+//   make       tile = fn(a bᵀ), also in a matrix of the caller
+//   scores     calls fn with the vectors of a product a bᵀ, or of two
+//   add        out (+)= tile x, or tileᵀ x
 
 namespace at::native::attn_cpu {
 inline namespace CPU_CAPABILITY {
+
+template <typename Tiles>
+struct TilesOf {
+  using type = Tiles;
+};
+
+// Calls fn with the kind of tiles that is the fastest for these sizes.
+template <typename S, typename F>
+void with_tiles(bool backward, const Sizes& sizes, const F& fn) {
+#if defined(CPU_CAPABILITY_AVX512)
+  const auto takes = [&](auto micro) {
+    using Micro = decltype(micro);
+    return (backward ? Micro::fits_backward(sizes)
+                     : Micro::fits_forward(sizes)) &&
+           Micro::available();
+  };
+  if constexpr (std::is_same_v<S, at::BFloat16>) {
+    if (takes(Pairs())) {
+      return fn(TilesOf<VnniTiles<Pairs>>());
+    }
+  }
+  if constexpr (!std::is_same_v<S, at::opmath_type<S>>) {
+    if (takes(Brgemm<S>())) {
+      return fn(TilesOf<VnniTiles<Brgemm<S>>>());
+    }
+  }
+#endif
+  fn(TilesOf<FmaTiles<S>>());
+}
 
 // attn = tanh(q kᵀ), output = attn v
 template <typename S>
@@ -71,19 +103,9 @@ void forward(const ForwardArgs<S>& args, const Runtime& runtime) {
   if (Tiny<S>::fits(args.sizes)) {
     return Tiny<S>::forward(args, runtime);
   }
-#if defined(CPU_CAPABILITY_AVX512)
-  if constexpr (std::is_same_v<S, at::BFloat16>) {
-    if (Pairs::fits_forward(args.sizes) && Pairs::available()) {
-      return forward_by<S, VnniForward<Pairs>>(args, runtime);
-    }
-  }
-  if constexpr (!std::is_same_v<S, at::opmath_type<S>>) {
-    if (Brgemm<S>::fits_forward(args.sizes) && Brgemm<S>::available()) {
-      return forward_by<S, VnniForward<Brgemm<S>>>(args, runtime);
-    }
-  }
-#endif
-  forward_by<S, FmaForward<S>>(args, runtime);
+  with_tiles<S>(false, args.sizes, [&](auto tiles) {
+    forward_by<S, ForwardTile<typename decltype(tiles)::type>>(args, runtime);
+  });
 }
 
 // Computes the gradients of q, k and v.
@@ -92,19 +114,9 @@ void backward(const BackwardArgs<S>& args, const Runtime& runtime) {
   if (Tiny<S>::fits(args.sizes)) {
     return Tiny<S>::backward(args, runtime);
   }
-#if defined(CPU_CAPABILITY_AVX512)
-  if constexpr (std::is_same_v<S, at::BFloat16>) {
-    if (Pairs::fits_backward(args.sizes) && Pairs::available()) {
-      return backward_by<S, VnniBackward<Pairs>>(args, runtime);
-    }
-  }
-  if constexpr (!std::is_same_v<S, at::opmath_type<S>>) {
-    if (Brgemm<S>::fits_backward(args.sizes) && Brgemm<S>::available()) {
-      return backward_by<S, VnniBackward<Brgemm<S>>>(args, runtime);
-    }
-  }
-#endif
-  backward_by<S, FmaBackward<S>>(args, runtime);
+  with_tiles<S>(true, args.sizes, [&](auto tiles) {
+    backward_by<S, BackwardTile<typename decltype(tiles)::type>>(args, runtime);
+  });
 }
 
 } // namespace CPU_CAPABILITY

@@ -21,14 +21,13 @@ class Scores {
 
   // Offsets in the scratch memory, in elements of T.
   struct Layout {
-    Way way;
+    int64_t m, cols;
     bool keeps; // whether the panels of all of B are kept
-    int64_t kc; // how many terms are summed at once
     int64_t a_panel, panels, swapped;
 
     // A has at most `rows` of the `m` rows, and the order of sums depends on m.
-    // If several A are multiplied with the same B, its panels are kept. Their
-    // memory has at least `least` elements.
+    // Each product has at most `terms`. If several A are multiplied with the
+    // same B, its panels are kept. Their memory has at least `least` elements.
     Layout(
         ScratchLayout& scratch,
         int64_t m,
@@ -37,19 +36,21 @@ class Scores {
         int64_t terms,
         bool several,
         int64_t least)
-        : way(way_of(m, cols, terms)), keeps(several), kc(std::min(KC, terms)) {
+        : m(m), cols(cols), keeps(several) {
+      const auto kc = std::min(KC, terms);
       a_panel = scratch.add(std::max(Fma::MR, Dot<S>::MAX_ROWS) * kc);
       panels = scratch.add(
           std::max(
               least,
               Fma::packed_size(keeps ? terms : kc, std::max(rows, cols))));
       swapped = scratch.add(
-          swaps() ? at::round_up(cols, Fma::MR) * swapped_ld(rows) : 0);
+          may_swap(m, cols) ? at::round_up(cols, Fma::MR) * swapped_ld(rows)
+                            : 0);
     }
 
-    // Whether Cᵀ is computed first.
-    bool swaps() const {
-      return way == Way::dots_swapped || way == Way::panels_swapped;
+    // Returns how a product of so many terms is made.
+    Way way(int64_t terms) const {
+      return way_of(m, cols, terms);
     }
   };
 
@@ -75,21 +76,22 @@ class Scores {
     for (int64_t i = 0; a.cols == 0 && i < a.rows; ++i) {
       std::fill_n(c + i * ldc, b.rows, T(0));
     }
-    for (int64_t p = 0; p < a.cols; p += layout_.kc) {
-      const auto terms = std::min(layout_.kc, a.cols - p);
+    const auto way = layout_.way(a.cols);
+    for (int64_t p = 0; p < a.cols; p += KC) {
+      const auto terms = std::min(KC, a.cols - p);
       const auto left = a.block(0, p, a.rows, terms);
       const auto right = b.block(0, p, b.rows, terms);
       if constexpr (Dot<S>::available) {
-        if (layout_.way == Way::dots) {
+        if (way == Way::dots) {
           add_dots(p > 0, left, right, c, ldc);
           continue;
         }
-        if (layout_.way == Way::dots_swapped) {
+        if (way == Way::dots_swapped) {
           add_dots(p > 0, right, left, swapped_, swapped_ld(a.rows));
           continue;
         }
       }
-      if (layout_.way == Way::panels_swapped) {
+      if (way == Way::panels_swapped) {
         const auto panels = Fma::pack(panels_, left.t());
         const auto ld = swapped_ld(a.rows);
         Fma::product_by_a_panels(
@@ -106,7 +108,8 @@ class Scores {
       const typename Fma::Right packed{panels, 0, terms, true};
       Fma::product_by_a_panels(p > 0, left, packed, b.rows, a_panel_, c, ldc);
     }
-    if (layout_.swaps() && a.cols > 0) {
+    const bool swaps = way == Way::dots_swapped || way == Way::panels_swapped;
+    if (swaps && a.cols > 0) {
       transpose(swapped_, swapped_ld(a.rows), c, ldc, b.rows, a.rows);
     }
   }
@@ -116,6 +119,11 @@ class Scores {
   // For 16 rows, transposing B takes up to a quarter longer (AVX2) or 7%
   // (AVX-512), for 96 rows as long (Zen 5).
   static constexpr int64_t FEW_ROWS = 96;
+
+  // Returns whether Cᵀ is computed first for some number of terms.
+  static bool may_swap(int64_t m, int64_t cols) {
+    return m <= FEW_ROWS || 2 * cols <= Fma::LANES;
+  }
 
   // Must depend on these sizes only, because the order of sums does.
   static Way way_of(int64_t m, int64_t cols, int64_t terms) {

@@ -2,44 +2,20 @@
 #include <ATen/native/cpu/AttnSecondOrderKernel.h>
 
 #include <ATen/Dispatch.h>
-#include <ATen/native/cpu/AttnBackward.h>
-#include <ATen/native/cpu/AttnFmaSecondOrder.h>
+#include <ATen/native/cpu/AttnKernels.h>
+#include <ATen/native/cpu/AttnSecondOrderTile.h>
 #include <ATen/native/cpu/AttnTensors.h>
-#include <ATen/native/cpu/AttnVnniSecondOrder.h>
 
 // Note [Tiles of attn's second derivatives]
-// They are made by the driver of Note [Tiles of attn's backward]. From the
-// outside in:
+// They are made by the driver of the backward, of the tiles of Note [Tiles of
+// attn]. From the outside in:
 //   AttnSecondOrderKernel.cpp  what ATen calls, by the stub of the next file
 //   AttnSecondOrderKernel.h    the stub, and which tensors it takes
-//   AttnSecondOrder.h          the formulas: what is added to which result
-//   AttnFmaSecondOrder.h       a tile by FMA, for any shape
-//   AttnVnniSecondOrder.h      a tile in bfloat16 or half, by VnniProducts
+//   AttnSecondOrderTile.h      the formulas: what is added to which result
 
 namespace at::native {
 
 namespace {
-
-// Chooses the kernel as the backward does. See AttnKernels.h.
-template <typename S>
-void second_order(
-    const attn_cpu::SecondOrderArgs<S>& args,
-    const attn_cpu::Runtime& runtime) {
-  using namespace attn_cpu;
-#if defined(CPU_CAPABILITY_AVX512)
-  if constexpr (std::is_same_v<S, at::BFloat16>) {
-    if (Pairs::fits_backward(args.sizes) && Pairs::available()) {
-      return backward_by<S, VnniSecondOrder<Pairs>>(args, runtime);
-    }
-  }
-  if constexpr (!std::is_same_v<S, at::opmath_type<S>>) {
-    if (Brgemm<S>::fits_backward(args.sizes) && Brgemm<S>::available()) {
-      return backward_by<S, VnniSecondOrder<Brgemm<S>>>(args, runtime);
-    }
-  }
-#endif
-  backward_by<S, FmaSecondOrder<S>>(args, runtime);
-}
 
 void attn_second_order_kernel(
     const AttnSecondOrder& results,
@@ -76,7 +52,11 @@ void attn_second_order_kernel(
             attn_cpu::batch_of<const S>(tangents.q),
             attn_cpu::batch_of<const S>(tangents.k),
             attn_cpu::batch_of<const S>(tangents.v)};
-        second_order(args, attn_cpu::aten_runtime());
+        attn_cpu::with_tiles<S>(true, sizes, [&](auto tiles) {
+          using Tile =
+              attn_cpu::SecondOrderTile<typename decltype(tiles)::type>;
+          attn_cpu::backward_by<S, Tile>(args, attn_cpu::aten_runtime());
+        });
       });
 }
 

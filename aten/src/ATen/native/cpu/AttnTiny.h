@@ -1,6 +1,8 @@
 #pragma once
 
+#include <ATen/native/cpu/AttnBackwardArgs.h>
 #include <ATen/native/cpu/AttnForward.h>
+#include <ATen/native/cpu/AttnTile.h>
 
 #include <cmath>
 

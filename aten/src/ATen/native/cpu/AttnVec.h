@@ -145,28 +145,35 @@ C10_ALWAYS_INLINE void store(S* p, const Pair<T>& x, int64_t count) {
   }
 }
 
+// Stores a vector past the caches, where the machine can. p must be aligned.
+template <typename S>
+C10_ALWAYS_INLINE void store_streamed(S* p, const vec::Vectorized<S>& x) {
+#if defined(CPU_CAPABILITY_AVX512)
+  if constexpr (std::is_same_v<S, float>) {
+    _mm512_stream_ps(p, x);
+  } else if constexpr (std::is_same_v<S, double>) {
+    _mm512_stream_pd(p, x);
+  } else {
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(p), x);
+  }
+#else
+  x.store(p);
+#endif
+}
+
 // Stores `count` elements. If `stream`, they are stored past the caches,
-// because they are not read soon. Then p must be aligned.
+// because they are not read soon.
 template <typename T, typename S>
 C10_ALWAYS_INLINE void store(
     S* p, const Pair<T>& x, int64_t count, bool stream) {
-#if defined(CPU_CAPABILITY_AVX512)
-  if (stream && count >= pair_size<T>) {
-    if constexpr (std::is_same_v<S, float>) {
-      _mm512_stream_ps(p, x[0]);
-      _mm512_stream_ps(p + 16, x[1]);
-      return;
-    } else if constexpr (std::is_same_v<S, double>) {
-      _mm512_stream_pd(p, x[0]);
-      _mm512_stream_pd(p + 8, x[1]);
-      return;
-    } else {
-      _mm512_stream_si512(reinterpret_cast<__m512i*>(p), round_pair<S>(x));
-      return;
-    }
+  if (!stream || count < pair_size<T>) {
+    store(p, x, count);
+  } else if constexpr (std::is_same_v<T, S>) {
+    store_streamed(p, x[0]);
+    store_streamed(p + vec::Vectorized<T>::size(), x[1]);
+  } else {
+    store_streamed(p, round_pair<S>(x));
   }
-#endif
-  store(p, x, count);
 }
 
 // Completes stores past the caches before any later store. Locks and atomics

@@ -2,7 +2,6 @@
 
 #include <ATen/native/cpu/AttnBrgemm.h>
 #include <ATen/native/cpu/AttnCopy.h>
-#include <ATen/native/cpu/AttnForward.h>
 #include <ATen/native/cpu/AttnPairs.h>
 
 #if defined(CPU_CAPABILITY_AVX512)
@@ -87,13 +86,6 @@ class VnniProducts {
     if (i < size) {
       fn(i, size - i);
     }
-  }
-
-  // Returns tanh(scale x) of the first `count` scores x.
-  static C10_ALWAYS_INLINE Vec
-  attn_of(const T* scores, int64_t count, const Form& form) {
-    const auto x = load<T>(scores, count) * Pair<T>(T(form.scale));
-    return Micro::round(attn_tanh_for<S>(x, count));
   }
 
   // C = at most MC rows of A, from `row` on, times B. Only by Pairs may the

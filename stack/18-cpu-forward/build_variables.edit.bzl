@@ -1,5 +1,0 @@
-# @@ before: "aten/src/ATen/native/AveragePool2d.cpp",
-    "aten/src/ATen/native/Attn.cpp",
-    "aten/src/ATen/native/AttnCpu.cpp",
-# @@ before: "aten/src/ATen/native/cpu/AvgPoolKernel.cpp",
-    "aten/src/ATen/native/cpu/AttnKernel.cpp",

@@ -1,0 +1,6 @@
+# @@ before: "aten/src/ATen/native/AveragePool2d.cpp",
+    "aten/src/ATen/native/Attn.cpp",
+    "aten/src/ATen/native/AttnCpu.cpp",
+    "aten/src/ATen/native/AttnOutput.cpp",
+# @@ before: "aten/src/ATen/native/cpu/AvgPoolKernel.cpp",
+    "aten/src/ATen/native/cpu/AttnKernel.cpp",

@@ -1,8 +1,0 @@
-# @@ before: "aten/src/ATen/native/AveragePool2d.cpp",
-    "aten/src/ATen/native/Attn.cpp",
-    "aten/src/ATen/native/AttnCpu.cpp",
-    "aten/src/ATen/native/AttnGradients.cpp",
-    "aten/src/ATen/native/AttnOutput.cpp",
-    "aten/src/ATen/native/AttnOutputCpu.cpp",
-# @@ before: "aten/src/ATen/native/cpu/AvgPoolKernel.cpp",
-    "aten/src/ATen/native/cpu/AttnKernel.cpp",
