@@ -37,9 +37,10 @@
 //   AttnFewColumns.h     a product of few columns, transposed
 //   AttnOneRow.h         one row of attn times rows of a matrix
 //   AttnFma.h            the micro-kernel, and products made of it
-//   AttnVnniTiles.h      tiles in bfloat16 or half, multiplied in pairs by
-//   AttnVnni.h           products of AttnPairs.h, VDPBF16PS, or of
-//                        AttnBrgemm.h, oneDNN
+//   AttnVnniTiles.h      tiles in bfloat16 or half, multiplied in pairs
+//   AttnVnni.h           products of pairs of bfloat16 or half
+//   AttnPairs.h          the same by VDPBF16PS
+//   AttnBrgemm.h         the same by oneDNN, which has AMX
 //   AttnTanh.h           tanh of vectors in registers
 //   AttnCopy.h           packing, transposes
 //   AttnVec.h            loads and stores by vectors
@@ -56,11 +57,10 @@
 //   ROW_STEP   the rows of a task are a multiple of it
 //   LONGEST    a tile of few rows or columns is up to this many times longer
 //   MIN_TILE   a tile has at least this many rows and columns, if attn does
-//   COPIES     whether `given` needs the memory of a tile
+//   COPIES     whether a matrix of the caller must be copied to be a tile
 // is constructed for each task, from a layout and memory, and has
-//   tile       a tile in memory, and `given`, a matrix of the caller as a tile;
-//              `rows_of`, a tile as a block of attn, for it may be transposed
-//   load       a vector of a tile, and `store`
+//   tiles      in memory, or given by the caller; as a block of attn, for they
+//              may be transposed; loads and stores of their vectors
 //   make       tile = fn(a bᵀ), also in a matrix of the caller
 //   scores     calls fn with the vectors of a product a bᵀ, or of two
 //   add        out (+)= tile x, or tileᵀ x

@@ -1,8 +1,11 @@
 #pragma once
 
+#include <ATen/native/cpu/AttnBackward.h>
+#include <ATen/native/cpu/AttnBackwardTile.h>
 #include <ATen/native/cpu/AttnFmaTiles.h>
 #include <ATen/native/cpu/AttnForward.h>
 #include <ATen/native/cpu/AttnForwardTile.h>
+#include <ATen/native/cpu/AttnTiny.h>
 
 // Note [Tiles of attn]
 // attn, its gradient and the gradient of the scores are m x n. Only attn is
@@ -18,9 +21,13 @@
 //   AttnKernel.h         the stubs, and which inputs the kernels take
 //   AttnTensors.h        tensors to pointers, sizes and strides; ATen's Runtime
 //   AttnKernels.h        which tiles for which dtype and sizes
+//   AttnTiny.h           a tiny sample, by plain loops
 //   AttnForward.h        the tasks of the forward, some rows each
+//   AttnBackward.h       the tasks of the backward, a tile each
+//   AttnBackwardArgs.h   what the backward is given
 //   AttnSchedule.h       Runtime; tasks in order, ordered sums, scratch memory
 //   AttnForwardTile.h    the forward of a task, tile by tile
+//   AttnBackwardTile.h   the backward of a tile
 //   AttnTile.h           attn of a tile: tanh, and what is masked
 //   AttnMaskedOperand.h  what a tile that is masked in part is multiplied with
 //   AttnFmaTiles.h       tiles in the precision of sums, multiplied by FMA
@@ -29,6 +36,9 @@
 //   AttnFewColumns.h     a product of few columns, transposed
 //   AttnOneRow.h         one row of attn times rows of a matrix
 //   AttnFma.h            the micro-kernel, and products made of it
+//   AttnVnni.h           products of pairs of bfloat16 or half
+//   AttnPairs.h          the same by VDPBF16PS
+//   AttnBrgemm.h         the same by oneDNN, which has AMX
 //   AttnTanh.h           tanh of vectors in registers
 //   AttnCopy.h           packing, transposes
 //   AttnVec.h            loads and stores by vectors
@@ -45,11 +55,10 @@
 //   ROW_STEP   the rows of a task are a multiple of it
 //   LONGEST    a tile of few rows or columns is up to this many times longer
 //   MIN_TILE   a tile has at least this many rows and columns, if attn does
-//   COPIES     whether `given` needs the memory of a tile
+//   COPIES     whether a matrix of the caller must be copied to be a tile
 // is constructed for each task, from a layout and memory, and has
-//   tile       a tile in memory, and `given`, a matrix of the caller as a tile;
-//              `rows_of`, a tile as a block of attn, for it may be transposed
-//   load       a vector of a tile, and `store`
+//   tiles      in memory, or given by the caller; as a block of attn, for they
+//              may be transposed; loads and stores of their vectors
 //   make       tile = fn(a bᵀ), also in a matrix of the caller
 //   scores     calls fn with the vectors of a product a bᵀ, or of two
 //   add        out (+)= tile x, or tileᵀ x
@@ -71,8 +80,22 @@ void with_tiles(bool /*backward*/, const Sizes& /*sizes*/, const F& fn) {
 // attn = tanh(q kᵀ), output = attn v
 template <typename S>
 void forward(const ForwardArgs<S>& args, const Runtime& runtime) {
+  if (Tiny<S>::fits(args.sizes)) {
+    return Tiny<S>::forward(args, runtime);
+  }
   with_tiles<S>(false, args.sizes, [&](auto tiles) {
     forward_by<S, ForwardTile<typename decltype(tiles)::type>>(args, runtime);
+  });
+}
+
+// Computes the gradients of q, k and v.
+template <typename S>
+void backward(const BackwardArgs<S>& args, const Runtime& runtime) {
+  if (Tiny<S>::fits(args.sizes)) {
+    return Tiny<S>::backward(args, runtime);
+  }
+  with_tiles<S>(true, args.sizes, [&](auto tiles) {
+    backward_by<S, BackwardTile<typename decltype(tiles)::type>>(args, runtime);
   });
 }
 
