@@ -1,6 +1,8 @@
 #define TORCH_ASSERT_ONLY_METHOD_OPERATORS
 #include <ATen/core/Tensor.h>
+#include <ATen/native/Attn.h>
 #include <c10/core/ScalarType.h>
+#include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
 #ifndef AT_PER_OPERATOR_HEADERS
@@ -12,6 +14,7 @@
 #include <ATen/ops/tanh.h>
 #endif
 
+#include <cstddef>
 #include <string>
 #include <tuple>
 
@@ -40,18 +43,20 @@ std::string dtype_name(const Tensor& x) {
   return c10::str("torch.", c10::getDtypeNames(x.scalar_type()).first);
 }
 
-// q (m, d), k (n, d), v (n, e): 2-D, of one such dtype, on one device.
-void check_attn_inputs(const Tensor& q, const Tensor& k, const Tensor& v) {
+} // namespace
+
+void check_attn_inputs(
+    const Tensor& q,
+    const Tensor& k,
+    const Tensor& v,
+    c10::SymIntArrayRef q_sizes,
+    c10::SymIntArrayRef k_sizes,
+    c10::SymIntArrayRef v_sizes) {
+  const auto q_type = q.scalar_type();
+  const auto k_type = k.scalar_type();
+  const auto v_type = v.scalar_type();
   TORCH_CHECK(
-      q.dim() == 2 && k.dim() == 2 && v.dim() == 2,
-      "attn: q, k and v must be 2-D, but got q: ",
-      q.sym_sizes(),
-      ", k: ",
-      k.sym_sizes(),
-      ", v: ",
-      v.sym_sizes());
-  TORCH_CHECK(
-      q.scalar_type() == k.scalar_type() && q.scalar_type() == v.scalar_type(),
+      q_type == k_type && q_type == v_type,
       "attn: q, k and v must have the same dtype, but got q: ",
       dtype_name(q),
       ", k: ",
@@ -59,7 +64,7 @@ void check_attn_inputs(const Tensor& q, const Tensor& k, const Tensor& v) {
       ", v: ",
       dtype_name(v));
   TORCH_CHECK(
-      is_attn_dtype(q.scalar_type()),
+      is_attn_dtype(q_type),
       "attn: q, k and v must be floating point or complex (half, bfloat16, "
       "float, double, cfloat or cdouble), but got ",
       dtype_name(q));
@@ -75,26 +80,54 @@ void check_attn_inputs(const Tensor& q, const Tensor& k, const Tensor& v) {
       k.device(),
       ", v: ",
       v.device());
-  TORCH_SYM_CHECK(
-      q.sym_size(1).sym_eq(k.sym_size(1)),
-      "attn: q (m, d) and k (n, d) must have the same d, but got q: ",
-      q.sym_sizes(),
+  TORCH_CHECK(
+      q_sizes.size() >= 2 && k_sizes.size() >= 2 && v_sizes.size() >= 2,
+      "attn: q, k and v must have at least 2 dimensions, but got q: ",
+      q_sizes,
       ", k: ",
-      k.sym_sizes());
-  TORCH_SYM_CHECK(
-      k.sym_size(0).sym_eq(v.sym_size(0)),
-      "attn: k (n, d) and v (n, e) must have the same n, but got k: ",
-      k.sym_sizes(),
+      k_sizes,
       ", v: ",
-      v.sym_sizes());
+      v_sizes);
+  TORCH_CHECK(
+      q_sizes.size() == k_sizes.size() && q_sizes.size() == v_sizes.size(),
+      "attn: q, k and v must have the same number of dimensions, but got q: ",
+      q_sizes,
+      ", k: ",
+      k_sizes,
+      ", v: ",
+      v_sizes);
+  const size_t batch = q_sizes.size() - 2;
+  for (size_t i = 0; i < batch; ++i) {
+    for (const auto& other : {k_sizes, v_sizes}) {
+      TORCH_SYM_CHECK(
+          q_sizes[i].sym_eq(other[i]),
+          "attn: q (*, m, d), k (*, n, d) and v (*, n, e) must have the same "
+          "batch dimensions *, but got q: ",
+          q_sizes,
+          ", k: ",
+          k_sizes,
+          ", v: ",
+          v_sizes);
+    }
+  }
+  TORCH_SYM_CHECK(
+      q_sizes[batch + 1].sym_eq(k_sizes[batch + 1]),
+      "attn: q (*, m, d) and k (*, n, d) must have the same d, but got q: ",
+      q_sizes,
+      ", k: ",
+      k_sizes);
+  TORCH_SYM_CHECK(
+      k_sizes[batch].sym_eq(v_sizes[batch]),
+      "attn: k (*, n, d) and v (*, n, e) must have the same n, but got k: ",
+      k_sizes,
+      ", v: ",
+      v_sizes);
 }
-
-} // namespace
 
 // attn = tanh(q kᵀ), output = attn v
 std::tuple<Tensor, Tensor> attn(
     const Tensor& q, const Tensor& k, const Tensor& v) {
-  check_attn_inputs(q, k, v);
+  check_attn_inputs(q, k, v, q.sym_sizes(), k.sym_sizes(), v.sym_sizes());
   auto attn = at::tanh(at::matmul(q, k.mT()));
   auto output = at::matmul(attn, v);
   return std::make_tuple(std::move(output), std::move(attn));

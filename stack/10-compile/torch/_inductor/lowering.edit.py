@@ -1,3 +1,0 @@
-# @@ before: make_fallback(aten._cdist_forward)
-make_fallback(aten.attn, warn=False)  # decomposed for export only
-make_fallback(aten._attn_backward, warn=False)  # decomposed for export only
