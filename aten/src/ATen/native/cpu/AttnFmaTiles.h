@@ -145,6 +145,7 @@ class FmaTiles {
     if (stored.data != nullptr && transposed()) {
       store_transposed(tile, stored);
     }
+    fence_streamed(stream);
   }
 
   // tile = fn(count, x) of the vectors x of a bᵀ

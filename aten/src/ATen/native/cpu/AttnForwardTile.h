@@ -71,7 +71,6 @@ class ForwardTile {
       values.add_rest(tiles_.rows_of(tile), tile_form, sums);
       next = true;
     }
-    fence_streamed(stream);
   }
 
  private:

@@ -132,6 +132,7 @@ class VnniTiles {
             });
       }
     }
+    fence_streamed(stream);
     return dense ? Tile{stored.data, a.rows, cols, cols, 1} : tile;
   }
 
