@@ -29,7 +29,7 @@ from test_attn_output_second_order import defined, tangents_of  # noqa: E402
 HERE = Path(__file__).with_name("avx512")
 FLAGS = ("-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-mavx2", "-mfma", "-mf16c")
 DEFINES = ("-DCPU_CAPABILITY=AVX512", "-DCPU_CAPABILITY_AVX512")
-# What is not AVX-512's own, by file: the C++, and what stands in its place.
+# SIMDe has no place for these lines, by file: a pattern of each, and the C++ that takes its place.
 REPLACED = {
     "AttnPairs.h": (
         (r'asm\("vcvtne2ps2bf16[^;]*;', "rounded = emulated::round_to_bfloat16(x[0], x[1]);"),
@@ -49,7 +49,7 @@ KINDS = {
     "fma_bfloat16": torch.bfloat16,
     "fma_half": torch.half,
 }
-# Where vectors, pairs, blocks of rows and tiles end.
+# At these sizes, or beside them, vectors, pairs, blocks of rows and tiles end.
 SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 97, 130, 193, 200, 300)
 SEED, CASES = 0, 80
 SIMDE = Path("/usr/include/simde/x86/avx512.h")

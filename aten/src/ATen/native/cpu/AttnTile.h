@@ -10,8 +10,8 @@ struct TileShape {
   int64_t m, n, rows, cols, d, e;
 };
 
-// What a Tiles is used for: one product of each operand, several of the same
-// right operand, or two at once.
+// A Tiles makes one product of each operand, several products of the same right
+// operand, or two products at once.
 enum class Use { once, repeated, twice };
 
 // Writes zeros where row i of a tile is masked. `transposed`: it is a column of
