@@ -61,10 +61,11 @@ def measure(capability: str) -> dict:
     rows = []
     for d in WIDTHS:
         frequency = stages.frequency()  # it varies by a few percent
-        found = (ctypes.c_double * (len(STAGES) + 1))()
+        found = (ctypes.c_double * (len(STAGES) + 2))()
         stages.stages(ctypes.c_int64(d), found)
-        *cycles, whole = (x * frequency for x in found)
+        *cycles, whole, aten = (x * frequency for x in found)
         row = {"d": d, "stages": cycles, "kernel": whole, "products": 2 * d / per_cycle}
+        row["aten tanh"] = aten
         rows.append(row | {"frequency": frequency})
     return {"capability": capability, "rows": rows}
 
@@ -73,14 +74,17 @@ def markdown(result: dict) -> str:
     text = f"# The stages of torch.attn's forward\n\n{report.describe(result['machine'])}\n"
     text += "\nCycles for an element of `attn`, by tiles of 96 x 288 floats, one thread. *Kernel*: "
     text += "all of it as it runs. *Least*: the multiply-adds of both products, if two start in "
-    text += "each cycle.\n"
+    text += "each cycle. *ATen's tanh*: `Vectorized::tanh` in the place of the kernel's.\n"
     for found in result["sets"]:
         frequency = median(row["frequency"] for row in found["rows"])
         text += f"\n## {found['capability']}, {frequency / 1e9:.1f} GHz\n\n"
-        text += f"| d = e | {' | '.join(STAGES)} | kernel | least |\n"
-        text += "|" + " ---: |" * (len(STAGES) + 3) + "\n"
+        text += f"| d = e | {' | '.join(STAGES)} | kernel | least | ATen's tanh |\n"
+        text += "|" + " ---: |" * (len(STAGES) + 4) + "\n"
         for row in found["rows"]:
-            cells = [f"{x:.2f}" for x in (*row["stages"], row["kernel"], row["products"])]
+            cells = [
+                f"{x:.2f}"
+                for x in (*row["stages"], row["kernel"], row["products"], row["aten tanh"])
+            ]
             text += f"| {row['d']} | {' | '.join(cells)} |\n"
     return text
 

@@ -23,11 +23,6 @@
 namespace at::native::attn_cpu {
 inline namespace CPU_CAPABILITY {
 
-// The most columns of a tile, and the most terms that a micro-kernel sums at
-// once. With 192 or 384, products of 64 to 576 terms or columns take as long
-// within the noise, 3% (Zen 5).
-constexpr int64_t NC = 288, KC = 288;
-
 // Prefetches the cache line of *p.
 C10_ALWAYS_INLINE void prefetch_line([[maybe_unused]] const void* p) {
 #if defined(__GNUC__)

@@ -21,6 +21,7 @@ class VnniProducts {
   using Vec = vec::Vectorized<S>;
   static constexpr int64_t W = Vec::size();
   static constexpr int64_t MC = BRGEMM_ROWS[0]; // rows of A and C
+  static constexpr int64_t LD = BRGEMM_LD;      // of the sums of both
   static constexpr bool by_pairs = std::is_same_v<Micro, Pairs>;
   static_assert(W == BRGEMM_COLS);
 
@@ -91,11 +92,7 @@ class VnniProducts {
   // C = at most MC rows of A, from `row` on, times B. Only by Pairs may the
   // leading dimension of C be another.
   static void multiply(
-      const Left& a,
-      int64_t row,
-      const Right& b,
-      T* c,
-      int64_t ldc = BRGEMM_LD) {
+      const Left& a, int64_t row, const Right& b, T* c, int64_t ldc = LD) {
     if constexpr (by_pairs) {
       const auto rows = std::min(MC, a.rows - row);
       if (b.narrow) {
@@ -128,7 +125,7 @@ class VnniProducts {
           }
           Micro::multiply(a, row, b.at(0, col), acc);
           for (int64_t r = 0; r < rows; ++r, dst += b.cols) {
-            const auto x = load<T>(acc + r * BRGEMM_LD, count);
+            const auto x = load<T>(acc + r * LD, count);
             store(dst, accumulate ? load<T>(dst, count) + x : x, count);
           }
         });

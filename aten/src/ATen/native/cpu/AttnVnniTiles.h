@@ -36,8 +36,8 @@ class VnniTiles {
           Products::right_size(width, x.cols),
           Products::right_size(std::max(x.rows, x.cols), width));
       const bool twice = use == Use::twice, one = use == Use::once;
-      sums[0] = scratch.add(MC * BRGEMM_LD);
-      sums[1] = scratch.add(twice ? MC * BRGEMM_LD : 0);
+      sums[0] = scratch.add(MC * LD);
+      sums[1] = scratch.add(twice ? MC * LD : 0);
       left[0] =
           scratch.add(std::max(left_size, Products::left_size(x.cols, x.rows)));
       left[1] = scratch.add(twice ? left_size : 0);
@@ -107,7 +107,7 @@ class VnniTiles {
     const bool stores = stored.data != nullptr;
     const bool dense = stores && Products::by_pairs && cols % W != 0 &&
                        stored.row_stride == cols;
-    const auto ld = dense ? cols : BRGEMM_LD;
+    const auto ld = dense ? cols : LD;
     T* sums = sums_[0];
     for (int64_t row = 0; row < a.rows; row += MC) {
       const auto rows = std::min(MC, a.rows - row);
@@ -191,7 +191,7 @@ class VnniTiles {
         Products::multiply(left2, row, right2, second);
       }
       for (auto i = row; i < std::min(tile.rows, row + MC); ++i) {
-        const auto at = (i - row) * BRGEMM_LD;
+        const auto at = (i - row) * LD;
         Products::for_vectors(
             tile.cols,
             [&, first = first, second = second](
@@ -229,7 +229,7 @@ class VnniTiles {
   using Products = VnniProducts<Micro>;
   using Left = typename Products::Left;
   using Right = typename Products::Right;
-  static constexpr auto MC = Products::MC, W = Products::W;
+  static constexpr auto MC = Products::MC, LD = Products::LD, W = Products::W;
 
   // Returns a tile of this class, or a given one by Pairs, as a left operand.
   static Left in_place(const Matrix<const S>& tile) {
