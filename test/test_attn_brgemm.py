@@ -145,7 +145,7 @@ struct VnniProducts {
   using S = typename Micro::Element;
   using T = float;
   using Vec = vec::Vectorized<S>;
-  static constexpr int64_t W = Vec::size(), MC = BRGEMM_ROWS[0];
+  static constexpr int64_t W = Vec::size(), MC = BRGEMM_ROWS[0], LD = BRGEMM_LD;
   static constexpr bool by_pairs = false;
 
   struct Left {
@@ -187,7 +187,7 @@ struct VnniProducts {
     return found;
   }
   static void multiply(
-      const Left& a, int64_t row, const Left& b, T* c, int64_t ld = BRGEMM_LD) {
+      const Left& a, int64_t row, const Left& b, T* c, int64_t ld = LD) {
     for (const auto i : c10::irange(std::min(MC, a.rows - row))) {
       for (const auto j : c10::irange(b.cols)) {
         c[i * ld + j] = sum(a, row + i, b, j);
