@@ -4,6 +4,8 @@
     "aten/src/ATen/native/AttnGradients.cpp",
     "aten/src/ATen/native/AttnOutput.cpp",
     "aten/src/ATen/native/AttnSecondOrderCpu.cpp",
+    "aten/src/ATen/native/AttnThirdOrderCpu.cpp",
 # @@ before: "aten/src/ATen/native/cpu/AvgPoolKernel.cpp",
     "aten/src/ATen/native/cpu/AttnKernel.cpp",
     "aten/src/ATen/native/cpu/AttnSecondOrderKernel.cpp",
+    "aten/src/ATen/native/cpu/AttnThirdOrderKernel.cpp",

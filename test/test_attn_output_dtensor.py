@@ -9,6 +9,7 @@ from attn_function import INPUTS
 from test_attn_dtensor import AttnProcesses, place, ShardingTestCase, summed
 from test_attn_output import composed
 from test_attn_output_second_order import GIVEN
+from test_attn_output_triple_backward import GIVEN as THIRD_ORDER_GIVEN, NAMES
 
 import torch
 from torch.distributed.device_mesh import init_device_mesh
@@ -96,6 +97,23 @@ def second_order(layout, mesh):
     return [tangent, *found], [plain[0], *plain], counted.get_total_counts()
 
 
+def third_order(layout, mesh):
+    """The same of the third order, where each input is also both of its tangents."""
+    *inputs, grad_output = make(layout)
+    options = layout.is_causal, 1.0, [True] * 4
+    triple_backward = torch.ops.aten._attn_output_triple_backward
+
+    def run(grad_output, inputs):
+        both = grad_output, *inputs
+        return triple_backward(*both, *inputs, *both, *options)
+
+    placed = [place(x, mesh, y) for x, y in zip(inputs, layout.inputs.split())]
+    grad = place(grad_output, mesh, layout.output.replace("P", "R").replace("A", "R"))
+    with CommDebugMode() as counted:
+        found = run(grad, placed)
+    return found, run(grad_output, inputs), counted.get_total_counts()
+
+
 class TestAttnOutputSharding(ShardingTestCase):
     @parametrize("layout", LAYOUTS, name_fn=lambda layout: layout.name)
     def test_layout(self, layout):
@@ -111,6 +129,27 @@ class TestAttnOutputSharding(ShardingTestCase):
         self.assert_placed(found, f"{layout.output} {layout.grads}")
         # A tensor that is gathered has a tangent, which is gathered too.
         self.assertEqual(communications, 2 * layout.forward)
+
+    @parametrize("layout", LAYOUTS, name_fn=lambda layout: layout.name)
+    def test_third_order(self, layout):
+        found, _, communications = third_order(layout, self.mesh())
+        self.assert_placed(found, f"{layout.output} {layout.grads}")
+        self.assertEqual(communications, 3 * layout.forward)
+
+    @parametrize("given", THIRD_ORDER_GIVEN, name_fn="_".join)
+    def test_third_order_of_some(self, given):
+        mesh = self.mesh()
+        *inputs, grad = make(LAYOUTS[0])
+        every = grad, *inputs, *inputs, grad, *inputs
+        there = [name in (*given, *INPUTS) for name in NAMES]
+        plain = [x if is_there else None for x, is_there in zip(every, there)]
+        placed = [None if x is None else place(x, mesh, "R") for x in plain]
+        triple_backward = torch.ops.aten._attn_output_triple_backward
+        for mask in product((False, True), repeat=4):
+            expected = triple_backward(*plain, False, 1.0, mask)
+            found = triple_backward(*placed, False, 1.0, mask)
+            found = [None if x is None else x.full_tensor() for x in found]
+            self.assertEqual(found, list(expected))
 
     @parametrize("given", GIVEN, name_fn="".join)
     def test_second_order_of_some(self, given):
@@ -151,9 +190,10 @@ class TestAttnOutputProcesses(AttnProcesses):
                     output, grads, _ = step(layout, mesh)
                     for x, y in zip((output, *grads), (plain, *expected)):
                         self.assertEqual(summed(x).full_tensor(), y)
-                    found, expected, _ = second_order(layout, mesh)
-                    for x, y in zip(found, expected):
-                        self.assertEqual(summed(x).full_tensor(), y)
+                    for derivatives in (second_order, third_order):
+                        found, expected, _ = derivatives(layout, mesh)
+                        for x, y in zip(found, expected):
+                            self.assertEqual(summed(x).full_tensor(), y)
 
 
 if __name__ == "__main__":

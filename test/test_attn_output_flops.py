@@ -1,6 +1,6 @@
 # Owner(s): ["module: flop counter"]
 
-"""The FLOPs of attn_output, of its backward and of its second derivatives."""
+"""The FLOPs of attn_output and of its derivatives."""
 
 from functools import partial
 
@@ -13,6 +13,7 @@ from test_attn_output_second_order import (
     tangent,
     tangents_of,
 )
+from test_attn_output_triple_backward import make, OPTIONAL, triple_backward
 
 import torch
 from torch.testing._internal.common_device_type import instantiate_device_type_tests
@@ -55,6 +56,27 @@ class TestAttnOutputFlops(AttnTestCase):
             double_backward(problem, inputs, tangents, grad_output)
         # besides, grad_output vᵀ and its tangent; grad_q, grad_k and grad_v
         columns += d * (2 + q + k) + e * ((q or k) + v) + e * (q or k)
+        self.assertEqual(mode.get_total_flops(), 2 * batch * kept * columns)
+
+    @parametrize(
+        "given, products",
+        (
+            # with d and e columns; in the order of the formulas
+            (OPTIONAL, (7 + 3 + 3, 5 + 3 + 2)),
+            (("grad_output", "u_q", "w_q"), (3 + 1 + 3, 1 + 1 + 1)),
+            (("u_q", "w_k"), (4, 1)),
+            (("u_q",), (0, 0)),
+        ),
+        name_fn=lambda given, products: "_".join(given),
+    )
+    @parametrize("is_causal", (False, True))
+    def test_third_order(self, device, given, products, is_causal):
+        d, e, batch = 2, 4, 6
+        problem = Problem(sized(5, 3, d, e, batch), (1,), is_causal)
+        kept = 1 + 2 + 3 * 3 if is_causal else 5 * 3
+        with FlopCounterMode(display=False) as mode:
+            triple_backward(problem, make(problem, device, torch.float, given))
+        columns = products[0] * d + products[1] * e
         self.assertEqual(mode.get_total_flops(), 2 * batch * kept * columns)
 
     def test_all_flops(self, device):

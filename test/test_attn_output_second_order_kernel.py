@@ -65,19 +65,6 @@ extern "C" void by_brgemm(
   backward_by<S, SecondOrderTile<VnniTiles<Brgemm<S>>>>(args, aten_runtime());
 }
 """
-HAVE_TANGENTS = st.sampled_from(GIVEN)
-
-
-def make(problem, dtype, seed, given):
-    """Inputs, tangents and a gradient of the output."""
-    torch.manual_seed(seed)
-    inputs, grad_output = problem.make("cpu", dtype)
-    return [*inputs, *tangents_of(inputs, given), grad_output]
-
-
-def run(problem, tensors):
-    q, k, v, *tangents, grad_output = tensors
-    return double_backward(problem, (q, k, v), tangents, grad_output)
 
 
 def growths():
@@ -90,7 +77,7 @@ def growths():
         problem = Problem(sized(n, n, 64, 64), is_causal=is_causal)
         *inputs, a, b, c, grad_output = (torch.randn(n, 64) / 3 for _ in range(7))
         few = [x[:256] for x in (*inputs, a, b, c, grad_output)]
-        run(problem, few)  # starts the threads
+        SecondOrder.results(problem, few)  # starts the threads
         args = problem, inputs, (a, b, c)
         found.append((n, growth(lambda args=args: tangent(*args))))
         args = *args, grad_output
@@ -98,41 +85,65 @@ def growths():
     print(json.dumps(found))
 
 
-class TestAttnOutputSecondOrderKernel(KernelTestCase):
+def with_tests_of(*classes):
+    """A decorator of a class that gets the tests of these: those that it inherits would not be
+    instantiated for a device.
+    """
+
+    def add(cls):
+        for of in classes:
+            for name, test in vars(of).items():
+                if name.startswith("test_"):
+                    setattr(cls, name, test)
+        return cls
+
+    return add
+
+
+class SecondOrder:
+    """What is computed, and of its tensors which have a row for each query, and for each key."""
+
+    GIVEN = GIVEN
+    COUNT = 7  # tensors
+    OF_QUERIES, OF_KEYS = (0, 3, 6), (1, 2, 4, 5)
+
+    @staticmethod
+    def draw(problem, dtype, seed, given):
+        """Inputs, tangents and a gradient of the output."""
+        torch.manual_seed(seed)
+        inputs, grad_output = problem.make("cpu", dtype)
+        return [*inputs, *tangents_of(inputs, given), grad_output]
+
+    @staticmethod
+    def results(problem, tensors):
+        q, k, v, *tangents, grad_output = tensors
+        return double_backward(problem, (q, k, v), tangents, grad_output)
+
+
+class OneProblem:
     @parametrize("problem", THREADED, name_fn=lambda problem: problem.name)
     @by_dtype
     def test_any_number_of_threads_makes_the_same_bits(self, device, dtype, problem):
         self.addCleanup(torch.set_num_threads, torch.get_num_threads())
-        tensors = make(problem, dtype, 0, ("q", "k", "v"))
+        tensors = self.draw(problem, dtype, 0, max(self.GIVEN, key=len))
         torch.set_num_threads(1)
-        expected = run(problem, tensors)
+        expected = self.results(problem, tensors)
         for count in (2, 3, 7):
             torch.set_num_threads(count)
-            self.assert_bitwise(run(problem, tensors), expected)
-
-    @unittest.skipUnless(os.access("/proc/self/clear_refs", os.W_OK), "needs Linux")
-    @unittest.skipIf(TEST_WITH_ASAN, "ASan has memory of its own")
-    def test_memory(self, device):
-        """Memory grows with m + n, not with m n."""
-        found, _ = in_process(growths, MALLOC_MMAP_THRESHOLD_=str(2**16))
-        for n, size in found:
-            # Scratch memory of two threads; tangents beside q and k. A matrix would take 64 MiB
-            # and, for the longest, 1 GiB.
-            with self.subTest(n=n):
-                self.assertLess(size, 2 * 12 * 2**20 + 4 * 4 * 64 * n)
+            self.assert_bitwise(self.results(problem, tensors), expected)
 
 
-class TestAttnOutputSecondOrderProperties(KernelTestCase):
+class Properties:
     @by_dtype
     def test_any_number_of_threads_makes_the_same_bits(self, device, dtype):
         self.addCleanup(torch.set_num_threads, torch.get_num_threads())
 
         def prop(problem, threads, given, seed):
-            tensors = make(problem, dtype, seed, given)
+            tensors = self.draw(problem, dtype, seed, given)
             torch.set_num_threads(1)
-            expected = run(problem, tensors)
+            expected = self.results(problem, tensors)
             torch.set_num_threads(threads)
-            self.assert_bitwise(run(problem, tensors), expected)
+            self.assert_bitwise(self.results(problem, tensors), expected)
 
         for_all(
             prop,
@@ -140,20 +151,22 @@ class TestAttnOutputSecondOrderProperties(KernelTestCase):
             30,
             problem=problems(),
             threads=st.integers(2, 7),
-            given=HAVE_TANGENTS,
+            given=st.sampled_from(self.GIVEN),
             seed=SEEDS,
         )
 
     @by_dtype
     def test_any_layout_makes_the_same_bits(self, device, dtype):
         def prop(problem, layouts, given, seed):
-            tensors = make(problem, dtype, seed, given)
+            tensors = self.draw(problem, dtype, seed, given)
             laid = [
                 x if x is None else ALL_LAYOUTS[name](x)
                 for name, x in zip(layouts, tensors)
             ]
             dense = [x if x is None else compact(x) for x in laid]
-            self.assert_bitwise(run(problem, laid), run(problem, dense))
+            self.assert_bitwise(
+                self.results(problem, laid), self.results(problem, dense)
+            )
 
         for_all(
             prop,
@@ -161,9 +174,9 @@ class TestAttnOutputSecondOrderProperties(KernelTestCase):
             30,
             problem=problems(st.sampled_from(((1,), (2,), (3, 2)))),
             layouts=st.tuples(
-                *(st.sampled_from(sorted(ALL_LAYOUTS)) for _ in range(7))
+                *(st.sampled_from(sorted(ALL_LAYOUTS)) for _ in range(self.COUNT))
             ),
-            given=HAVE_TANGENTS,
+            given=st.sampled_from(self.GIVEN),
             seed=SEEDS,
         )
 
@@ -175,11 +188,13 @@ class TestAttnOutputSecondOrderProperties(KernelTestCase):
             case = sized(case.m, case.n, case.d, case.e, *case.batch, group)
             (groups,) = case.batch[:1]
             problem = Problem(case, (groups, 1), is_causal)
-            tensors = make(problem, dtype, seed, given)
+            tensors = self.draw(problem, dtype, seed, given)
             at = number % groups
             alone = [x if x is None else x[at] for x in tensors]
-            expected = [x if x is None else x[at] for x in run(problem, tensors)]
-            self.assert_bitwise(run(problem, alone), expected)
+            expected = [
+                x if x is None else x[at] for x in self.results(problem, tensors)
+            ]
+            self.assert_bitwise(self.results(problem, alone), expected)
 
         for_all(
             prop,
@@ -189,7 +204,7 @@ class TestAttnOutputSecondOrderProperties(KernelTestCase):
             group=st.integers(1, 4),
             is_causal=st.booleans(),
             number=st.integers(0, 15),
-            given=HAVE_TANGENTS,
+            given=st.sampled_from(self.GIVEN),
             seed=SEEDS,
         )
 
@@ -200,15 +215,15 @@ class TestAttnOutputSecondOrderProperties(KernelTestCase):
 
         def prop(case, place, of_keys, value, threads, given, seed):
             problem = Problem(case, is_causal=True)
-            tensors = make(problem, dtype, seed, given)
+            tensors = self.draw(problem, dtype, seed, given)
             torch.set_num_threads(1)
-            expected = run(problem, tensors)
+            expected = self.results(problem, tensors)
             torch.set_num_threads(threads)
             at = place % (case.n + 1)
-            # k, v and their tangents reach rows from `at` on of output_tangent and grad_q; q, its
-            # tangent and grad_output reach rows before it of grad_k and grad_v.
+            # What belongs to keys reaches rows from `at` on of output_tangent and grad_q; what
+            # belongs to queries reaches rows before it of grad_k and grad_v.
             arguments, results = (
-                ((1, 2, 4, 5), (0, 1)) if of_keys else ((0, 3, 6), (2, 3))
+                (self.OF_KEYS, (0, 1)) if of_keys else (self.OF_QUERIES, (2, 3))
             )
             changed, others = slice(at, None), slice(0, at)
             if not of_keys:
@@ -216,7 +231,7 @@ class TestAttnOutputSecondOrderProperties(KernelTestCase):
             for i in arguments:
                 if tensors[i] is not None:
                     tensors[i][changed] = value
-            actual = run(problem, tensors)
+            actual = self.results(problem, tensors)
             for i in results:
                 if expected[i] is not None:
                     self.assert_bitwise([actual[i][others]], [expected[i][others]])
@@ -232,9 +247,23 @@ class TestAttnOutputSecondOrderProperties(KernelTestCase):
             of_keys=st.booleans(),
             value=st.sampled_from((math.nan, math.inf, 3.0)),
             threads=st.integers(1, 3),
-            given=HAVE_TANGENTS,
+            given=st.sampled_from(self.GIVEN),
             seed=SEEDS,
         )
+
+
+@with_tests_of(OneProblem)
+class TestAttnOutputSecondOrderKernel(SecondOrder, KernelTestCase):
+    @unittest.skipUnless(os.access("/proc/self/clear_refs", os.W_OK), "needs Linux")
+    @unittest.skipIf(TEST_WITH_ASAN, "ASan has memory of its own")
+    def test_memory(self, device):
+        """Memory grows with m + n, not with m n."""
+        found, _ = in_process(growths, MALLOC_MMAP_THRESHOLD_=str(2**16))
+        for n, size in found:
+            # Scratch memory of two threads; tangents beside q and k. A matrix would take 64 MiB
+            # and, for the longest, 1 GiB.
+            with self.subTest(n=n):
+                self.assertLess(size, 2 * 12 * 2**20 + 4 * 4 * 64 * n)
 
     @by_given
     @by_dtype
@@ -242,18 +271,23 @@ class TestAttnOutputSecondOrderProperties(KernelTestCase):
         self, device, dtype, given
     ):
         problem = Problem(sized(130, 97, 9, 8))
-        tensors = make(problem, dtype, 0, given)
+        tensors = self.draw(problem, dtype, 0, given)
         for i in range(3, 6):
             if tensors[i] is None:
                 continue
             changed = list(tensors)
             changed[i] = tensors[i].clone()
             changed[i][5, 3] = math.nan
-            output_tangent, *grads = run(problem, changed)
+            output_tangent, *grads = self.results(problem, changed)
             # A row of q's tangent has a row of output_tangent; a key's has all.
             rows = output_tangent.isnan().any(-1)
             self.assertEqual(rows.sum(), 1 if i == 3 else 130)
             self.assertTrue(grads[1].isnan().any())
+
+
+@with_tests_of(Properties)
+class TestAttnOutputSecondOrderProperties(SecondOrder, KernelTestCase):
+    pass
 
 
 class TestAttnOutputSecondOrderByBrgemm(KernelTestCase):
@@ -271,14 +305,14 @@ class TestAttnOutputSecondOrderByBrgemm(KernelTestCase):
             for sizes in ((130, 97, 9, 8), (300, 300, 64, 64), (400, 193, 33, 260)):
                 for is_causal in MASKED:
                     problem = Problem(sized(*sizes), (), is_causal)
-                    tensors = make(problem, torch.bfloat16, 0, GIVEN[-1])
+                    tensors = SecondOrder.draw(problem, torch.bfloat16, 0, GIVEN[-1])
                     found = [
                         torch.empty_like(tensors[i])
                         for i in (6, 0, 1, 2)  # of the output's, q's, k's and v's sizes
                     ]
                     call(library.by_brgemm, (*sizes, is_causal), (*tensors, *found))
-                    operators = run(problem, tensors)
-                    exact = run(problem, [x.double() for x in tensors])
+                    operators = SecondOrder.results(problem, tensors)
+                    exact = SecondOrder.results(problem, [x.double() for x in tensors])
                     for x, y, z in zip(found, operators, exact):
                         with self.subTest(sizes=sizes, is_causal=is_causal):
                             allowed = 1.5 * (y - z).norm()

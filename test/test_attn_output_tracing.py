@@ -20,6 +20,13 @@ from test_attn_output_second_order import (
     tangent,
     tangents_of,
 )
+from test_attn_output_triple_backward import (
+    GIVEN as THIRD_ORDER_GIVEN,
+    make,
+    NAMES,
+    OPTIONAL,
+    triple_backward,
+)
 
 import torch
 from torch._inductor import lowering
@@ -101,6 +108,18 @@ class TestAttnOutputTracing(AttnTestCase):
         args = (grad_output, *inputs, *tangents)
         self.assert_bitwise(compiled(*args), both(*args))
 
+    @dtypes(torch.float)
+    def test_compile_third_order(self, device, dtype):
+        torch._dynamo.reset()
+        problem = Problem(sized(20, 30, 4, 5, 2, 3), (2, 1), True, 0.5)
+        args = make(problem, device, dtype, OPTIONAL)
+
+        def run(*x):
+            return triple_backward(problem, x)
+
+        compiled = torch.compile(run, fullgraph=True, dynamic=True)
+        self.assert_bitwise(compiled(*args), run(*args))
+
     @by_given
     def test_meta_of_second_order(self, device, given):
         """Meta tensors, and what is None for which mask."""
@@ -171,6 +190,13 @@ class Everything(torch.nn.Module):
                 found += aten._attn_output_double_backward(
                     grad_output, *inputs, *u, True, 0.5, mask
                 )
+        both = grad_output, *inputs
+        every = *both, *tangents, *both[:1], *tangents
+        for given in THIRD_ORDER_GIVEN:
+            there = (*given, *INPUTS)
+            x = [x if name in there else None for name, x in zip(NAMES, every)]
+            for mask in (True,) * 4, (False, True) * 2, (True, False, False, True):
+                found += aten._attn_output_triple_backward(*x, True, 0.5, mask)
         found.append(self.hvp(inputs[0], tangents[0]))
         return tuple(x for x in found if x is not None)
 
@@ -178,7 +204,7 @@ class Everything(torch.nn.Module):
 class TestAttnOutputAotInductor(CompileTestCase):
     def test_lists(self, device):
         """Inductor has a rule for each operator, and AOTInductor a C function."""
-        self.assertGreaterEqual(len(OPERATORS), 6)
+        self.assertGreaterEqual(len(OPERATORS), 7)
         self.assertEqual([x for x in OPERATORS if x not in lowering.lowerings], [])
         self.assertEqual({*map(str, OPERATORS)} - {*inductor_fallback_ops}, set())
 

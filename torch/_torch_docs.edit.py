@@ -56,8 +56,8 @@ The output of :func:`torch.attn` alone, for sequences of any length:
     \text{attn} = \tanh(\text{scale} \cdot q k^\top), \qquad \text{output} = \text{attn} \, v
 
 On a CPU the :math:`m \times n` matrix exists only as tiles: memory grows with :math:`m + n`. The backward keeps
-:attr:`q`, :attr:`k` and :attr:`v`, and makes the tiles again; so do forward mode and second derivatives. Inputs that
-are complex, on another device or have more than 1024 columns, and third derivatives, take the whole matrix: the
+:attr:`q`, :attr:`k` and :attr:`v`, and makes the tiles again; so do forward mode, second and third derivatives. Inputs that
+are complex, on another device or have more than 1024 columns, and fourth derivatives, take the whole matrix: the
 operator is then composed of :func:`torch.matmul` and :func:`torch.tanh`.
 
 Args:
@@ -76,7 +76,7 @@ Keyword args:
     scale (float): by what the scores are multiplied. Default: ``1.0``, unlike
         :func:`~torch.nn.functional.scaled_dot_product_attention`, which divides by :math:`\sqrt d`
 
-On a CPU, for real inputs of at most 1024 columns, the result and its first and second derivatives have the same bits
+On a CPU, for real inputs of at most 1024 columns, the result and its first three derivatives have the same bits
 for any number of threads, any batch and any strides. Elsewhere that depends on :func:`torch.matmul`.
 
 If :attr:`is_causal`, keys after the last query may hold anything. Of the others, an infinity or a NaN reaches only

@@ -2,6 +2,7 @@
         "_attn_backward",
         "_attn_output_backward",
         "_attn_output_double_backward",
+        "_attn_output_triple_backward",
 # @@ before: def gen_static_dispatch_backend_call(
 # A kernel of these may be registered after the build, from Python. Where a device
 # has no kernel of its own, the C function therefore calls the dispatcher.
@@ -10,6 +11,7 @@ by_dispatcher = {
     "_attn_output_backward",
     "_attn_output_double_backward",
     "_attn_output_jvp",
+    "_attn_output_triple_backward",
     "attn",
     "attn_output",
 }

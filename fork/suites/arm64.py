@@ -38,7 +38,7 @@ PACKAGES = (f"python{PYTHON}", f"libpython{PYTHON}-dev", "libstdc++6")
 # machine's. Most take many minutes in an emulator.
 LEFT_OUT = (
     *("aot_inductor", "autocast", "brgemm", "compile", "cpp", "cuda", "dtensor", "energy"),
-    *("examples", "flops", "ring", "sweep", "tracing", "vmap"),
+    *("examples", "field", "flops", "ring", "sweep", "tracing", "vmap"),
 )
 # These files are run in part: one of the expressions, of pytest's -k, selects each test that is
 # run. Some tests are left out because they repeat others at other sizes (a name begins with them: a
@@ -64,6 +64,11 @@ ONLY = {
         *("test_choice_of_results", "test_no_", "test_uses and alone"),
     ),
     f"test_{PROJECT}_output_second_order_kernel.py": ("Properties",),
+    f"test_{PROJECT}_output_third_order_kernel.py": ("Properties",),
+    f"test_{PROJECT}_output_triple_backward.py": (
+        *("test_values_7_3_2_2", "test_values_95_97", "test_training"),
+        *("test_choice_of_results", "test_vmap"),
+    ),
 }
 # Upstream's name for: skip tests that would take too long. Files that end in one of COMPILED
 # compile what they test, and would be skipped by it.

@@ -122,7 +122,7 @@ def test_a_narrow_page_shows_one_capability_in_words(browser, site):
 KINDS = (
     *("index.html", "use.html", "testing.html", "api.html", "notes/attn.html", "search.html"),
     *("capabilities.html", "generated/capability-sources.html"),
-    *("generated/series.html", "generated/stack/15-cpp.html", "genindex.html"),
+    *("generated/series.html", "generated/stack/16-cpp.html", "genindex.html"),
     *("course/index.html", "course/05_kill_head.html", "course/10_cpp_extension.html"),
 )
 
@@ -164,7 +164,14 @@ def test_what_is_cut_has_a_shade(browser, site, page, box, theme):
 
 
 @pytest.mark.parametrize(
-    ("page", "plots"), [("index.html", 1), ("speed.html", 2), ("lengths.html", 1), ("ring.html", 1)]
+    ("page", "plots"),
+    [
+        ("index.html", 1),
+        ("speed.html", 2),
+        ("lengths.html", 1),
+        ("fields.html", 2),
+        ("ring.html", 1),
+    ],
 )
 def test_plots_are_of_the_page_s_width(browser, site, page, plots):
     """Each is shown once, and at a telephone's width its letters are nearly as large as drawn."""

@@ -71,10 +71,10 @@ def test_the_width_of_the_kernels(page):
 
 
 def test_what_takes_the_whole_matrix():
-    """test_memory of test_attn_output_second_order_kernel.py measures that the others don't."""
+    """test_memory of test_attn_output_third_order_kernel.py measures that the others don't."""
     (said,) = paragraphs(TEXTS[name(DOCSTRINGS)], "take the whole matrix")
     composed = re.search(r"[^.:]*whole matrix[^.]*", said)[0]
-    for what in ("complex", "another device", f"{width()} columns", "third derivatives"):
+    for what in ("complex", "another device", f"{width()} columns", "fourth derivatives"):
         assert what in composed
     assert "second" not in composed
 
@@ -82,10 +82,10 @@ def test_what_takes_the_whole_matrix():
 @pytest.mark.parametrize(
     ("commit", "says", "file", "name"),
     [
-        ("21-cpu-forward", r"more than (\d+) columns", "AttnKernel.h", "ATTN_MAX_WIDTH"),
-        ("19-cpu-few", r"up to (\d+) rows of floats", "AttnDot.h", "MAX_ROWS"),
-        ("19-cpu-few", r"up to (\d+), `q` is transposed", "AttnScores.h", "FEW_ROWS"),
-        ("25-attn-output-inductor", r"`d` and `e` up to (\d+)", "AttnKernel.h", "ATTN_MAX_WIDTH"),
+        ("22-cpu-forward", r"more than (\d+) columns", "AttnKernel.h", "ATTN_MAX_WIDTH"),
+        ("20-cpu-few", r"up to (\d+) rows of floats", "AttnDot.h", "MAX_ROWS"),
+        ("20-cpu-few", r"up to (\d+), `q` is transposed", "AttnScores.h", "FEW_ROWS"),
+        ("26-attn-output-inductor", r"`d` and `e` up to (\d+)", "AttnKernel.h", "ATTN_MAX_WIDTH"),
     ],
 )
 def test_a_message_has_the_constants_of_the_code(commit, says, file, name):

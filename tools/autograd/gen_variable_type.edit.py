@@ -5,3 +5,4 @@
     "_attn_output_backward",
     "_attn_output_jvp",
     "_attn_output_double_backward",
+    "_attn_output_triple_backward",

@@ -215,3 +215,56 @@ def _attn_output_double_backward_meta(
     return tuple(results)
 
 
+@register_decomposition(aten._attn_output_triple_backward.default, type="meta")
+def _attn_output_triple_backward_meta(
+    grad_output: "Tensor | None",
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    u_q: "Tensor | None",
+    u_k: "Tensor | None",
+    u_v: "Tensor | None",
+    w_grad_output: "Tensor | None",
+    w_q: "Tensor | None",
+    w_k: "Tensor | None",
+    w_v: "Tensor | None",
+    is_causal: bool,
+    scale: float,
+    output_mask: list[bool],
+) -> "tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]":
+    op = "_attn_output_triple_backward"
+    _check_attn(q, k, v, "attn_output", grouped=True)
+    d, e = q.shape[-1], v.shape[-1]
+    for name, x, like, cols in (
+        ("grad_output", grad_output, q, e),
+        ("u_q", u_q, q, d),
+        ("u_k", u_k, k, d),
+        ("u_v", u_v, v, e),
+        ("w_grad_output", w_grad_output, q, e),
+        ("w_q", w_q, q, d),
+        ("w_k", w_k, k, d),
+        ("w_v", w_v, v, e),
+    ):
+        _check_attn_result(op, name, x, like, cols)
+    # Scores have a tangent if q or k has one.
+    has_u = u_q is not None or u_k is not None
+    has_w = w_q is not None or w_k is not None
+    has_grad, has_w_grad = grad_output is not None, w_grad_output is not None
+    has_output = (
+        (has_u and has_w)
+        or (has_u and w_v is not None)
+        or (has_w and u_v is not None)
+    )
+    has_scores = (has_grad and has_output) or (
+        has_w_grad and (has_u or u_v is not None)
+    )
+    has_v = has_u and ((has_grad and has_w) or has_w_grad)
+    results = (
+        q.new_empty(sizes) if wanted and exists else None
+        for sizes, wanted, exists in zip(
+            ((*q.shape[:-1], e), q.shape, k.shape, v.shape),
+            output_mask,
+            (has_output, has_scores, has_scores, has_v),
+        )
+    )
+    return tuple(results)

@@ -5,3 +5,4 @@
         aten._attn_output_backward,
         aten._attn_output_jvp,
         aten._attn_output_double_backward,
+        aten._attn_output_triple_backward,

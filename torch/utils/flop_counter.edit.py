@@ -130,6 +130,65 @@ def _attn_output_double_backward_flop(
     return 2 * prod(batch) * _attn_kept(m, n, is_causal) * columns
 
 
+@register_flop_formula(aten._attn_output_triple_backward)
+def _attn_output_triple_backward_flop(
+    grad_output_shape,
+    q_shape,
+    k_shape,
+    v_shape,
+    u_q_shape,
+    u_k_shape,
+    u_v_shape,
+    w_grad_output_shape,
+    w_q_shape,
+    w_k_shape,
+    w_v_shape,
+    is_causal,
+    scale,
+    output_mask,
+    out_shape=None,
+    **kwargs,
+) -> int:
+    """Count flops for attn_output's third order: each product of two that are there."""
+    *batch, m, d = q_shape
+    n, e = v_shape[-2:]
+    # What there is of each, along the sets of directions {}, {u}, {w} and {u, w}.
+    q, k, v, grad = (
+        [True, u is not None, w is not None, False]
+        for u, w in (
+            (u_q_shape, w_q_shape),
+            (u_k_shape, w_k_shape),
+            (u_v_shape, w_v_shape),
+            (None, w_grad_output_shape),
+        )
+    )
+    grad[0] = grad_output_shape is not None
+
+    def products(x, y, to):
+        return sum(x[i] and y[to - i] for i in range(to + 1) if i & to == i)
+
+    def product(x, y):
+        return [products(x, y, to) > 0 for to in range(4)]
+
+    attn = product(q, k)
+    attn[3] = attn[3] or (attn[1] and attn[2])
+    scores = product(product(grad, v), attn)
+    needs_output, needs_q, needs_k, needs_v = output_mask
+    results = (
+        (needs_output, attn, v, e),
+        (needs_q, scores, k, d),
+        (needs_k, scores, q, d),
+        (needs_v, attn, grad, e),
+    )
+    columns = sum(products(x, y, 3) * cols for needed, x, y, cols in results if needed)
+    if columns == 0:
+        return 0
+    columns += d * sum(products(q, k, to) for to in range(4))
+    if needs_q or needs_k:
+        columns += e * sum(products(grad, v, to) for to in range(4))
+    return 2 * prod(batch) * _attn_kept(m, n, is_causal) * columns
+
+
 # @@ before: aten.baddbmm: baddbmm_flop,
     aten.attn: _attn_flop,
     aten._attn_backward: _attn_backward_flop,
@@ -137,3 +196,4 @@ def _attn_output_double_backward_flop(
     aten._attn_output_backward: _attn_output_backward_flop,
     aten._attn_output_jvp: _attn_output_jvp_flop,
     aten._attn_output_double_backward: _attn_output_double_backward_flop,
+    aten._attn_output_triple_backward: _attn_output_triple_backward_flop,

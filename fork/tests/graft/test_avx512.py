@@ -25,6 +25,9 @@ sys.path.append(str(ROOT / "test"))
 from test_attn import rule, widen  # noqa: E402
 from test_attn_output import Problem, both_ways, composed, sized  # noqa: E402
 from test_attn_output_second_order import defined, tangents_of  # noqa: E402
+from test_attn_output_triple_backward import OPTIONAL  # noqa: E402
+from test_attn_output_triple_backward import defined as third_order  # noqa: E402
+from test_attn_output_triple_backward import make as make_third_order  # noqa: E402
 
 HERE = Path(__file__).with_name("avx512")
 FLAGS = ("-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-mavx2", "-mfma", "-mf16c")
@@ -81,11 +84,11 @@ def kernels(tmp_path_factory):
     return ctypes.CDLL(str(library))
 
 
-def call(kernels, kind, what, problem, inputs, results):
+def call(kernels, kind, what, problem, inputs, results, more=(None,) * 4):
     """Runs a kernel. Tensors that are None are not given, or not wanted."""
     case = problem.case
-    pointers = (ctypes.c_void_p * 14)(
-        *(None if x is None else x.data_ptr() for x in (*inputs, *results))
+    pointers = (ctypes.c_void_p * 18)(
+        *(None if x is None else x.data_ptr() for x in (*inputs, *results, *more))
     )
     getattr(kernels, kind)(
         what.encode(),
@@ -175,4 +178,31 @@ def test_second_order(kernels, kind):
         wide_tangents = [None if x is None else x.double() for x in tangents]
         plain = defined(problem, inputs, tangents, grad_output)
         expected = defined(problem, wide, wide_tangents, wide_grad)
+        check(problem, results, plain, expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_third_order(kernels, kind):
+    rng = random.Random(SEED)
+    torch.manual_seed(SEED)
+    for _ in range(CASES // 4):
+        problem = drawn(rng)
+        given = rng.choice((("u_q", "w_q"), ("u_q", "w_k"), ("u_k", "w_q"), OPTIONAL))
+        given = {*given, "grad_output", *rng.sample(OPTIONAL, 3)}
+        tensors = make_third_order(problem, "cpu", KINDS[kind], given)
+        grad_output, *inputs = tensors[:4]
+        w_grad_output, *w = tensors[7:]
+        results = empty(grad_output, *inputs)
+        call(
+            kernels,
+            kind,
+            "third order",
+            problem,
+            [*inputs, grad_output, None, None, *tensors[4:7]],
+            [results[0], None, *results[1:]],
+            [*w, w_grad_output],
+        )
+        unseen_are_zero(problem, *results[2:])
+        wide = [None if x is None else x.double() for x in tensors]
+        plain, expected = third_order(problem, tensors), third_order(problem, wide)
         check(problem, results, plain, expected)

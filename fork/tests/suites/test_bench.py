@@ -604,6 +604,48 @@ def test_stages(tmp_path, monkeypatch):
     assert "AVX2" in (tmp_path / "cpu-stages-narrow.svg").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("mode", ["Laplacian", "step"])
+def test_fields(mode):
+    """Each way gives the same Laplacian, and the same gradients of a loss of it."""
+    pytest.importorskip("matplotlib")
+    import fields
+
+    size = fields.Size(7, 5, 2)
+    expected = fields.torch_run(fields.eager, size, fields.loop, mode)()
+    for way in fields.WAYS.values():
+        found = fields.torch_run(fields.eager, size, way, mode)()
+        torch.testing.assert_close(found, expected)
+    assert fields.medians({"seconds": {"a": [3.0, 1.0, 2.0]}}) == {"a": 2.0}
+
+
+def test_report_on_fields(tmp_path):
+    pytest.importorskip("matplotlib")
+    import fields
+
+    def row(mode):
+        seconds = {name: [2e-3 * at, 1e-3 * at] for at, name in enumerate(fields.RUNS, 1)}
+        held = dict.fromkeys(fields.RUNS, 1 << 20)
+        about = {"mode": mode, "size": fields.SIZES[0]._asdict(), "failed": {}}
+        return about | {"seconds": seconds, "memory": held}
+
+    ways = {f"{name}, {way}": [1.0] for way in fields.WAYS for name in ("attn", "eager")}
+    run = {"seconds": 2.0, "losses": [1.0, 1e-3], "error": 0.5, "field": [0.0] * fields.SIDE**2}
+    solved = {"exact": [1.0] * fields.SIDE**2, "runs": {"attn": run, "eager": run}}
+    result = {
+        "machine": about([])["machine"],
+        "rows": [row(mode) for mode in fields.MODES],
+        "ways": {"size": fields.SIZES[0]._asdict(), "seconds": ways},
+        "solved": solved,
+    }
+    fields.write(result, tmp_path)
+    text = (tmp_path / "cpu-fields.md").read_text(encoding="utf-8")
+    line = "| 100,000 points, 256 hidden, 1 out | 1.5 ms, 1 MiB | 2.00, 1 MiB | 3.00, 1 MiB |"
+    assert text.count(line) == 2 and "| attn | 2.0 | 2 | 1.0e-03 | 5.0e-01 |" in text
+    assert "What it lacks" in (tmp_path / "cpu-fields-solution-narrow.svg").read_text(
+        encoding="utf-8"
+    )
+
+
 def test_ways(tmp_path):
     pytest.importorskip("matplotlib")
     import ways

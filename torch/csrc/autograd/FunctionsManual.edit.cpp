@@ -1,3 +1,5 @@
+// @@ after: #include <ATen/native/Activation.h>
+#include <ATen/native/Attn.h>
 // @@ before: } // namespace torch::autograd::generated::details
 // The derivatives of attn. A tensor that is undefined or a ZeroTensor is zero
 // in these formulas: no product with it is computed, and a result that is zero
@@ -207,16 +209,17 @@ std::tuple<Tensor, Tensor, Tensor> attn_backward_jvp(
 // The derivatives of attn_output. All are derivatives of the number L = <G,
 // attn_output(q, k, v)>, by G, q, k and v or along tangents of these, and second
 // derivatives don't depend on their order. With D(u) the derivative along
-// tangents u of q, k and v:
+// tangents u of q, k and v, and D(w) along tangents w of these and of G:
 //   attn_output                  the gradient of L by G
 //   _attn_output_backward        those by q, k and v
 //   _attn_output_jvp             that of D(u) L by G
 //   _attn_output_double_backward all of D(u) L
+//   _attn_output_triple_backward     all of D(w) D(u) L
 // The tangent of a gradient of L is the gradient of its tangent. And a product
-// of gradients with tangents w is D(w) L. So a third formula is needed first for
-// the derivatives of _attn_output_double_backward.
-using AttnTensors = std::array<Tensor, 3>; // q, k and v, or tangents of them
-using AttnGrads = std::array<Tensor, 4>; // by grad_output, q, k and v
+// of gradients with tangents w is D(w) L. So these operators are enough for all
+// of third order, and for much of fourth. The rest is composed.
+using AttnTensors = std::array<Tensor, 3>; // of q, k and v
+using AttnGrads = std::array<Tensor, 4>; // by G, q, k and v
 
 static std::optional<Tensor> attn_unless_zero(const Tensor& x) {
   return attn_is_zero(x) ? std::nullopt : std::optional<Tensor>(x);
@@ -234,161 +237,146 @@ static AttnGrads attn_add_each(const AttnGrads& x, const AttnGrads& y) {
       attn_add(x[3], y[3])};
 }
 
-// The sum over the batch dimensions that `like` has 1 in place of.
-static Tensor attn_sum_to(const Tensor& x, const Tensor& like) {
-  return attn_is_zero(x) ? Tensor() : at::sum_to(x, like.sym_sizes());
-}
+namespace {
 
-// D(u) attn_output
+// The gradients of L and of its derivatives at q, k and v. Only those of `mask`
+// are made.
+struct AttnOutputAt {
+  using Mask = std::array<bool, 4>;
+
+  AttnTensors x;
+  bool is_causal;
+  double scale;
+
+  static bool any(const Mask& mask) {
+    return mask[0] || mask[1] || mask[2] || mask[3];
+  }
+
+  // D(u) attn_output
+  Tensor jvp(const AttnTensors& u) const {
+    return attn_are_zero(u) ? Tensor()
+                            : at::_attn_output_jvp(
+                                  x[0],
+                                  x[1],
+                                  x[2],
+                                  attn_unless_zero(u[0]),
+                                  attn_unless_zero(u[1]),
+                                  attn_unless_zero(u[2]),
+                                  is_causal,
+                                  scale);
+  }
+
+  // of L, but for that by G
+  AttnGrads first(const Tensor& grad, const Mask& mask) const {
+    if (attn_is_zero(grad) || !(mask[1] || mask[2] || mask[3])) {
+      return {};
+    }
+    auto [q, k, v] = at::_attn_output_backward(
+        grad, x[0], x[1], x[2], is_causal, scale, {mask[1], mask[2], mask[3]});
+    return {Tensor(), q, k, v};
+  }
+
+  // of D(u) L
+  AttnGrads second(const Tensor& grad, const AttnTensors& u, const Mask& mask)
+      const {
+    if (attn_are_zero(u) || !any(mask)) {
+      return {};
+    }
+    if (attn_is_zero(grad)) {
+      return {mask[0] ? jvp(u) : Tensor()};
+    }
+    auto [output, q, k, v] = at::_attn_output_double_backward(
+        grad,
+        x[0],
+        x[1],
+        x[2],
+        attn_unless_zero(u[0]),
+        attn_unless_zero(u[1]),
+        attn_unless_zero(u[2]),
+        is_causal,
+        scale,
+        mask);
+    return {output, q, k, v};
+  }
+
+  // of D(w) D(u) L
+  AttnGrads third(
+      const Tensor& grad,
+      const AttnTensors& u,
+      const Tensor& w_grad,
+      const AttnTensors& w,
+      const Mask& mask) const {
+    if (attn_are_zero(w)) { // L is linear in G
+      return attn_is_zero(w_grad)
+          ? AttnGrads()
+          : second(w_grad, u, {false, mask[1], mask[2], mask[3]});
+    }
+    if (attn_are_zero(u) || !any(mask)) {
+      return {};
+    }
+    auto [output, q, k, v] = at::_attn_output_triple_backward(
+        attn_unless_zero(grad),
+        x[0],
+        x[1],
+        x[2],
+        attn_unless_zero(u[0]),
+        attn_unless_zero(u[1]),
+        attn_unless_zero(u[2]),
+        attn_unless_zero(w_grad),
+        attn_unless_zero(w[0]),
+        attn_unless_zero(w[1]),
+        attn_unless_zero(w[2]),
+        is_causal,
+        scale,
+        mask);
+    return {output, q, k, v};
+  }
+
+  // of D(h) D(w) D(u) L
+  AttnGrads fourth(
+      const Tensor& grad,
+      const AttnTensors& u,
+      const Tensor& w_grad,
+      const AttnTensors& w,
+      const Tensor& h_grad,
+      const AttnTensors& h,
+      const Mask& mask) const {
+    const Mask of_inputs{false, mask[1], mask[2], mask[3]};
+    if (attn_are_zero(u) || (attn_are_zero(w) && attn_are_zero(h)) ||
+        !any(mask)) {
+      return {};
+    }
+    if (attn_are_zero(w)) {
+      return third(w_grad, u, {}, h, of_inputs);
+    }
+    if (attn_are_zero(h)) {
+      return third(h_grad, u, {}, w, of_inputs);
+    }
+    const auto jet = [](std::initializer_list<Tensor> parts) {
+      at::native::AttnJet jet(8);
+      size_t set = 0;
+      for (const auto& part : parts) {
+        jet[set] = attn_unless_zero(part).value_or(Tensor());
+        set = set == 0 ? 1 : 2 * set;
+      }
+      return jet;
+    };
+    return at::native::attn_output_derivatives(
+        jet({grad, Tensor(), w_grad, h_grad}),
+        jet({x[0], u[0], w[0], h[0]}),
+        jet({x[1], u[1], w[1], h[1]}),
+        jet({x[2], u[2], w[2], h[2]}),
+        is_causal,
+        scale,
+        mask);
+  }
+};
+
+} // namespace
+
 Tensor attn_output_jvp(
     const AttnTensors& x, const AttnTensors& u, bool is_causal, double scale) {
-  if (attn_are_zero(u)) {
-    return Tensor();
-  }
-  const auto [q, k, v] = x;
-  return at::_attn_output_jvp(
-      q,
-      k,
-      v,
-      attn_unless_zero(u[0]),
-      attn_unless_zero(u[1]),
-      attn_unless_zero(u[2]),
-      is_causal,
-      scale);
-}
-
-// The gradients of L by q, k and v, after one that is zero.
-static AttnGrads attn_output_first_order(
-    const Tensor& grad,
-    const AttnTensors& x,
-    bool is_causal,
-    double scale,
-    std::array<bool, 3> mask) {
-  if (attn_is_zero(grad) || !(mask[0] || mask[1] || mask[2])) {
-    return {};
-  }
-  auto [q, k, v] =
-      at::_attn_output_backward(grad, x[0], x[1], x[2], is_causal, scale, mask);
-  return {Tensor(), q, k, v};
-}
-
-// The gradients of D(u) L.
-static AttnGrads attn_output_second_order(
-    const Tensor& grad,
-    const AttnTensors& x,
-    const AttnTensors& u,
-    bool is_causal,
-    double scale,
-    std::array<bool, 4> mask) {
-  if (attn_are_zero(u) || !(mask[0] || mask[1] || mask[2] || mask[3])) {
-    return {};
-  }
-  if (attn_is_zero(grad)) {
-    return {mask[0] ? attn_output_jvp(x, u, is_causal, scale) : Tensor()};
-  }
-  auto [output, q, k, v] = at::_attn_output_double_backward(
-      grad,
-      x[0],
-      x[1],
-      x[2],
-      attn_unless_zero(u[0]),
-      attn_unless_zero(u[1]),
-      attn_unless_zero(u[2]),
-      is_causal,
-      scale,
-      mask);
-  return {output, q, k, v};
-}
-
-// The gradients of D(w) D(u) L, where w has a tangent of G too. With slope =
-// scale (1 - attn²), or 0 where attn is masked, and
-//   S_u = u_q kᵀ + q u_kᵀ, S_w = w_q kᵀ + q w_kᵀ, S_uw = u_q w_kᵀ + w_q u_kᵀ
-//   A_u = slope ∘ S_u, A_w = slope ∘ S_w
-//   A_uw = slope ∘ (S_uw - 2 scale attn ∘ S_u ∘ S_w)
-// the first is D(w) D(u) attn_output = A_uw v + A_u w_v + A_w u_v. With
-//   P = G vᵀ, P_u = G u_vᵀ, P_w = G w_vᵀ + w_G vᵀ, P_uw = w_G u_vᵀ
-// those by q kᵀ, S_u and S_w are, for real numbers,
-//   X = slope ∘ (P_uw - 2 scale attn ∘ (P_w ∘ S_u + P_u ∘ S_w + P ∘ S_uw)
-//       - 2 scale² (1 - 3 attn²) ∘ P ∘ S_u ∘ S_w)
-//   X_u = slope ∘ (P_w - 2 scale attn ∘ P ∘ S_w)
-//   X_w = slope ∘ (P_u - 2 scale attn ∘ P ∘ S_u)
-// and by q: X k + X_u u_k + X_w w_k, by k: Xᵀ q + X_uᵀ u_q + X_wᵀ w_q, by v:
-// A_uwᵀ G + A_uᵀ w_G.
-static AttnGrads attn_output_third_order(
-    const Tensor& grad,
-    const AttnTensors& inputs,
-    const AttnTensors& u,
-    const Tensor& w_grad,
-    const AttnTensors& w,
-    bool is_causal,
-    double scale,
-    std::array<bool, 4> mask) {
-  if (attn_are_zero(u) || (attn_are_zero(w) && attn_is_zero(w_grad)) ||
-      !(mask[0] || mask[1] || mask[2] || mask[3])) {
-    return {};
-  }
-  const auto sum = [](const Tensor& a, const Tensor& b, const Tensor& c) {
-    return attn_add(attn_add(a, b), c);
-  };
-  const auto times = [](const Tensor& a, const Tensor& b) {
-    return attn_mul(a, attn_conj(b));
-  };
-  const auto& [q, k, v] = inputs;
-  const auto& [u_q, u_k, u_v] = u;
-  const auto& [w_q, w_k, w_v] = w;
-  const auto attn = (at::matmul(q, k.mT()) * scale).tanh();
-  auto slope = (1 - attn * attn) * scale;
-  if (is_causal) {
-    slope = slope.tril();
-  }
-  const auto bend = -2 * scale * attn;
-  const auto s_u = attn_scores_jvp(q, u_q, k, u_k);
-  const auto s_w = attn_scores_jvp(q, w_q, k, w_k);
-  const auto s_uw = attn_scores_jvp(u_q, w_q, u_k, w_k);
-  const auto s_u_s_w = attn_mul(s_u, s_w);
-  const auto a_u = attn_mul(slope, s_u);
-  const auto a_uw = attn_mul(slope, attn_add(s_uw, attn_mul(bend, s_u_s_w)));
-
-  AttnGrads found;
-  if (mask[0]) {
-    const auto a_w = attn_mul(slope, s_w);
-    found[0] =
-        sum(attn_matmul(a_uw, v), attn_matmul(a_u, w_v), attn_matmul(a_w, u_v));
-  }
-  if (mask[1] || mask[2]) {
-    const auto p = attn_matmul(grad, attn_mH(v));
-    const auto p_u = attn_matmul(grad, attn_mH(u_v));
-    const auto p_w = attn_add(
-        attn_matmul(grad, attn_mH(w_v)), attn_matmul(w_grad, attn_mH(v)));
-    const auto p_uw = attn_matmul(w_grad, attn_mH(u_v));
-    const auto bent = sum(times(p_w, s_u), times(p_u, s_w), times(p, s_uw));
-    const auto third = -2 * scale * scale * (1 - 3 * attn * attn);
-    const auto x = times(
-        sum(p_uw, times(bent, bend), times(times(p, s_u_s_w), third)), slope);
-    const auto x_u = times(attn_add(p_w, times(times(p, s_w), bend)), slope);
-    const auto x_w = times(attn_add(p_u, times(times(p, s_u), bend)), slope);
-    const auto add_up = [&](const Tensor& a,
-                            const Tensor& a_u,
-                            const Tensor& a_w,
-                            const AttnTensors& b) {
-      return sum(
-          attn_matmul(a, attn_conj(b[0])),
-          attn_matmul(a_u, attn_conj(b[1])),
-          attn_matmul(a_w, attn_conj(b[2])));
-    };
-    if (mask[1]) {
-      found[1] = add_up(x, x_u, x_w, {k, u_k, w_k});
-    }
-    if (mask[2]) {
-      found[2] = attn_sum_to(
-          add_up(attn_mT(x), attn_mT(x_u), attn_mT(x_w), {q, u_q, w_q}), k);
-    }
-  }
-  if (mask[3]) {
-    const auto of_u = attn_matmul(attn_mH(a_u), w_grad);
-    found[3] = attn_sum_to(attn_add(attn_matmul(attn_mH(a_uw), grad), of_u), v);
-  }
-  return found;
+  return AttnOutputAt{x, is_causal, scale}.jvp(u);
 }
 
 // The gradients of <u, those of L> = D(u) L
@@ -400,7 +388,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attn_output_double_backward(
     double scale,
     std::array<bool, 4> mask) {
   return std::tuple_cat(
-      attn_output_second_order(grad, x, u, is_causal, scale, mask));
+      AttnOutputAt{x, is_causal, scale}.second(grad, u, mask));
 }
 
 // L is linear in G, whose tangent stands in its place.
@@ -412,10 +400,10 @@ std::tuple<Tensor, Tensor, Tensor> attn_output_backward_jvp(
     bool is_causal,
     double scale,
     std::array<bool, 3> mask) {
-  auto [none, q, k, v] = attn_add_each(
-      attn_output_second_order(
-          grad, x, x_t, is_causal, scale, {false, mask[0], mask[1], mask[2]}),
-      attn_output_first_order(grad_t, x, is_causal, scale, mask));
+  const AttnOutputAt at{x, is_causal, scale};
+  const AttnOutputAt::Mask of_inputs{false, mask[0], mask[1], mask[2]};
+  const auto [none, q, k, v] = attn_add_each(
+      at.second(grad, x_t, of_inputs), at.first(grad_t, of_inputs));
   return {q, k, v};
 }
 
@@ -428,10 +416,11 @@ attn_output_jvp_backward(
     bool is_causal,
     double scale,
     std::array<bool, 6> mask) {
-  auto [none, q, k, v] = attn_output_second_order(
-      grad, x, u, is_causal, scale, {false, mask[0], mask[1], mask[2]});
-  auto [no, u_q, u_k, u_v] = attn_output_first_order(
-      grad, x, is_causal, scale, {mask[3], mask[4], mask[5]});
+  const AttnOutputAt at{x, is_causal, scale};
+  const auto [none, q, k, v] =
+      at.second(grad, u, {false, mask[0], mask[1], mask[2]});
+  const auto [no, u_q, u_k, u_v] =
+      at.first(grad, {false, mask[3], mask[4], mask[5]});
   return {q, k, v, u_q, u_k, u_v};
 }
 
@@ -443,9 +432,9 @@ Tensor attn_output_jvp_jvp(
     const AttnTensors& u_t,
     bool is_causal,
     double scale) {
-  const auto along = attn_output_third_order(
-      {}, x, u, {}, x_t, is_causal, scale, {true, false, false, false});
-  return attn_add(along[0], attn_output_jvp(x, u_t, is_causal, scale));
+  const AttnOutputAt at{x, is_causal, scale};
+  const auto along = at.third({}, u, {}, x_t, {true, false, false, false});
+  return attn_add(along[0], at.jvp(u_t));
 }
 
 // The gradients of <w, those of D(u) L> = D(w) D(u) L, by G, q, k and v, and
@@ -460,18 +449,13 @@ attn_output_double_backward_backward(
     bool is_causal,
     double scale,
     std::array<bool, 7> mask) {
-  const auto by_inputs = attn_output_third_order(
-      grad,
-      x,
-      u,
-      w_grad,
-      w,
-      is_causal,
-      scale,
-      {mask[0], mask[1], mask[2], mask[3]});
-  const auto by_u = attn_output_backward_jvp(
-      grad, w_grad, x, w, is_causal, scale, {mask[4], mask[5], mask[6]});
-  return std::tuple_cat(by_inputs, by_u);
+  const AttnOutputAt at{x, is_causal, scale};
+  const AttnOutputAt::Mask of_u{false, mask[4], mask[5], mask[6]};
+  const auto [none, u_q, u_k, u_v] =
+      attn_add_each(at.second(grad, w, of_u), at.first(w_grad, of_u));
+  return std::tuple_cat(
+      at.third(grad, u, w_grad, w, {mask[0], mask[1], mask[2], mask[3]}),
+      std::make_tuple(u_q, u_k, u_v));
 }
 
 // The tangents of the gradients of D(u) L, which is linear in u, too.
@@ -485,8 +469,57 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attn_output_double_backward_jvp(
     bool is_causal,
     double scale,
     std::array<bool, 4> mask) {
+  const AttnOutputAt at{x, is_causal, scale};
   return std::tuple_cat(attn_add_each(
-      attn_output_third_order(
-          grad, x, u, grad_t, x_t, is_causal, scale, mask),
-      attn_output_second_order(grad, x, u_t, is_causal, scale, mask)));
+      at.third(grad, u, grad_t, x_t, mask), at.second(grad, u_t, mask)));
+}
+
+// The gradients of <h, those of D(w) D(u) L> = D(h) D(w) D(u) L by G, q, k and
+// v; by u, as those of D(h) D(w) L, but u has no part of G; and by w, which are
+// those of D(h) D(u) L.
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>
+attn_output_triple_backward_backward(
+    const Tensor& h_grad,
+    const AttnTensors& h,
+    const Tensor& grad,
+    const AttnTensors& x,
+    const AttnTensors& u,
+    const Tensor& w_grad,
+    const AttnTensors& w,
+    bool is_causal,
+    double scale,
+    std::array<bool, 11> mask) {
+  const AttnOutputAt at{x, is_causal, scale};
+  const AttnOutputAt::Mask of_inputs{mask[0], mask[1], mask[2], mask[3]},
+      of_u{false, mask[4], mask[5], mask[6]},
+      of_w{mask[7], mask[8], mask[9], mask[10]};
+  const auto [none, u_q, u_k, u_v] = attn_add_each(
+      at.third(grad, w, h_grad, h, of_u), at.second(w_grad, h, of_u));
+  return std::tuple_cat(
+      at.fourth(grad, u, w_grad, w, h_grad, h, of_inputs),
+      std::make_tuple(u_q, u_k, u_v),
+      at.third(grad, u, h_grad, h, of_w));
+}
+
+// The tangents of the gradients of D(w) D(u) L, which is linear in u and in w.
+std::tuple<Tensor, Tensor, Tensor, Tensor> attn_output_triple_backward_jvp(
+    const Tensor& grad,
+    const Tensor& grad_t,
+    const AttnTensors& x,
+    const AttnTensors& x_t,
+    const AttnTensors& u,
+    const AttnTensors& u_t,
+    const Tensor& w_grad,
+    const Tensor& w_grad_t,
+    const AttnTensors& w,
+    const AttnTensors& w_t,
+    bool is_causal,
+    double scale,
+    std::array<bool, 4> mask) {
+  const AttnOutputAt at{x, is_causal, scale};
+  const auto of_tangents = attn_add_each(
+      at.third(grad, u_t, w_grad, w, mask),
+      at.third(grad, u, w_grad_t, w_t, mask));
+  return std::tuple_cat(attn_add_each(
+      at.fourth(grad, u, w_grad, w, grad_t, x_t, mask), of_tangents));
 }

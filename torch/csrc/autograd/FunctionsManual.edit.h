@@ -92,3 +92,29 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attn_output_double_backward_jvp(
     bool is_causal,
     double scale,
     std::array<bool, 4> mask);
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>
+attn_output_triple_backward_backward(
+    const Tensor& h_grad,
+    const std::array<Tensor, 3>& h,
+    const Tensor& grad,
+    const std::array<Tensor, 3>& x,
+    const std::array<Tensor, 3>& u,
+    const Tensor& w_grad,
+    const std::array<Tensor, 3>& w,
+    bool is_causal,
+    double scale,
+    std::array<bool, 11> mask);
+std::tuple<Tensor, Tensor, Tensor, Tensor> attn_output_triple_backward_jvp(
+    const Tensor& grad,
+    const Tensor& grad_t,
+    const std::array<Tensor, 3>& x,
+    const std::array<Tensor, 3>& x_t,
+    const std::array<Tensor, 3>& u,
+    const std::array<Tensor, 3>& u_t,
+    const Tensor& w_grad,
+    const Tensor& w_grad_t,
+    const std::array<Tensor, 3>& w,
+    const std::array<Tensor, 3>& w_t,
+    bool is_causal,
+    double scale,
+    std::array<bool, 4> mask);

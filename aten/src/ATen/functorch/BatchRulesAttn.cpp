@@ -128,8 +128,77 @@ std::tuple<Tensor, Bdim, Tensor, Bdim, Tensor, Bdim> attn_backward_batch_rule(
       samples_of(grad_v));
 }
 
-// The samples become one more batch dimension, in which k and v may be 1: so
-// nothing is copied, and only what is batched is read for each sample.
+// The arguments of attn_output, or of one of its derivatives, for all samples.
+// These become one more batch dimension. With two exceptions, if they share k
+// and v, and their tangents, and no gradient of k or v is wanted:
+//   if nothing is masked, the rows of all samples are queries of one
+//   attn_output else they share k and v as heads of a group do, which are 1
+//   there
+class AttnOutputSamples {
+ public:
+  // `of_rows` are q and what has its rows, `of_keys` k, v and their tangents.
+  AttnOutputSamples(
+      const std::vector<Operand>& of_rows,
+      const std::vector<Operand>& of_keys,
+      bool is_causal,
+      bool wants_key_gradients) {
+    bool shares_keys = !wants_key_gradients;
+    for (const auto& [x, bdim] : of_keys) {
+      shares_keys = shares_keys && !bdim.has_value();
+    }
+    are_rows_ = shares_keys && !is_causal;
+    if (are_rows_) {
+      for (const auto& [x, bdim] : of_rows) {
+        samples_ = bdim.has_value() ? x.sym_size(*bdim) : samples_;
+      }
+      const auto& [q, q_bdim] = of_rows[0];
+      rows_ = sample_sizes(q, q_bdim).end()[-2];
+      for (const auto& [x, bdim] : of_rows) {
+        tensors_.push_back(x.defined() ? rows_of(x, bdim) : x);
+      }
+    } else {
+      auto operands = of_rows;
+      if (!shares_keys) {
+        operands.insert(operands.end(), of_keys.begin(), of_keys.end());
+      }
+      tensors_ = with_samples_in_front(std::move(operands));
+    }
+    for (const auto& [x, bdim] : of_keys) {
+      if (shares_keys) {
+        tensors_.push_back(x.defined() && is_causal ? x.unsqueeze(0) : x);
+      }
+    }
+  }
+
+  // Returns an argument, in the order of the constructor.
+  const Tensor& operator[](size_t i) const {
+    return tensors_[i];
+  }
+
+  // Returns a result for all samples, and where it has them.
+  Operand result(const Tensor& x) const {
+    if (!x.defined() || !are_rows_) {
+      return {x, samples_of(x)};
+    }
+    return {x.unflatten_symint(-2, {samples_, rows_}), x.dim() - 2};
+  }
+
+ private:
+  // (*, m, d) of each sample, as (*, samples m, d)
+  Tensor rows_of(const Tensor& x, Bdim bdim) const {
+    if (bdim.has_value()) {
+      return x.movedim(*bdim, -3).flatten(-3, -2);
+    }
+    c10::SymDimVector sizes(x.sym_sizes().begin(), x.sym_sizes().end());
+    sizes.insert(sizes.end() - 2, samples_);
+    return x.unsqueeze(-3).expand_symint(sizes).flatten(-3, -2);
+  }
+
+  bool are_rows_ = false;
+  c10::SymInt samples_ = 0, rows_ = 0;
+  std::vector<Tensor> tensors_;
+};
+
 std::tuple<Tensor, Bdim> attn_output_batch_rule(
     const Tensor& q,
     Bdim q_bdim,
@@ -148,13 +217,9 @@ std::tuple<Tensor, Bdim> attn_output_batch_rule(
       sample_sizes(v, v_bdim),
       "attn_output",
       /*grouped=*/true);
-  auto x = with_samples_in_front({{q, q_bdim}, {k, k_bdim}, {v, v_bdim}});
-  if (!k_bdim.has_value() && !v_bdim.has_value()) {
-    x[1] = k.unsqueeze(0);
-    x[2] = v.unsqueeze(0);
-  }
-  return std::make_tuple(
-      at::attn_output(x[0], x[1], x[2], is_causal, scale), 0);
+  const AttnOutputSamples x(
+      {{q, q_bdim}}, {{k, k_bdim}, {v, v_bdim}}, is_causal, false);
+  return x.result(at::attn_output(x[0], x[1], x[2], is_causal, scale));
 }
 
 std::tuple<Tensor, Bdim, Tensor, Bdim, Tensor, Bdim>
@@ -170,20 +235,16 @@ attn_output_backward_batch_rule(
     bool is_causal,
     double scale,
     std::array<bool, 3> output_mask) {
-  const auto x = with_samples_in_front(
-      {{grad_output, grad_output_bdim}, {q, q_bdim}, {k, k_bdim}, {v, v_bdim}});
-  auto [grad_q, grad_k, grad_v] = at::_attn_output_backward(
-      x[0], x[1], x[2], x[3], is_causal, scale, output_mask);
-  return std::make_tuple(
-      grad_q,
-      samples_of(grad_q),
-      grad_k,
-      samples_of(grad_k),
-      grad_v,
-      samples_of(grad_v));
+  const AttnOutputSamples x(
+      {{q, q_bdim}, {grad_output, grad_output_bdim}},
+      {{k, k_bdim}, {v, v_bdim}},
+      is_causal,
+      output_mask[1] || output_mask[2]);
+  const auto [grad_q, grad_k, grad_v] = at::_attn_output_backward(
+      x[1], x[0], x[2], x[3], is_causal, scale, output_mask);
+  return std::tuple_cat(x.result(grad_q), x.result(grad_k), x.result(grad_v));
 }
 
-// The second derivatives, in the same way as the backward.
 std::tuple<Tensor, Bdim> attn_output_jvp_batch_rule(
     const Tensor& q,
     Bdim q_bdim,
@@ -199,17 +260,17 @@ std::tuple<Tensor, Bdim> attn_output_jvp_batch_rule(
     Bdim v_tangent_bdim,
     bool is_causal,
     double scale) {
-  const auto x = with_samples_in_front(
-      {{q, q_bdim},
-       {k, k_bdim},
+  const AttnOutputSamples x(
+      {{q, q_bdim}, {q_tangent.value_or(Tensor()), q_tangent_bdim}},
+      {{k, k_bdim},
        {v, v_bdim},
-       {q_tangent.value_or(Tensor()), q_tangent_bdim},
        {k_tangent.value_or(Tensor()), k_tangent_bdim},
-       {v_tangent.value_or(Tensor()), v_tangent_bdim}});
-  return std::make_tuple(
+       {v_tangent.value_or(Tensor()), v_tangent_bdim}},
+      is_causal,
+      false);
+  return x.result(
       at::_attn_output_jvp(
-          x[0], x[1], x[2], x[3], x[4], x[5], is_causal, scale),
-      0);
+          x[0], x[2], x[3], x[1], x[4], x[5], is_causal, scale));
 }
 
 std::tuple<Tensor, Bdim, Tensor, Bdim, Tensor, Bdim, Tensor, Bdim>
@@ -231,35 +292,97 @@ attn_output_double_backward_batch_rule(
     bool is_causal,
     double scale,
     std::array<bool, 4> output_mask) {
-  const auto x = with_samples_in_front(
-      {{grad_output, grad_output_bdim},
-       {q, q_bdim},
-       {k, k_bdim},
+  const AttnOutputSamples x(
+      {{q, q_bdim},
+       {grad_output, grad_output_bdim},
+       {q_tangent.value_or(Tensor()), q_tangent_bdim}},
+      {{k, k_bdim},
        {v, v_bdim},
-       {q_tangent.value_or(Tensor()), q_tangent_bdim},
        {k_tangent.value_or(Tensor()), k_tangent_bdim},
-       {v_tangent.value_or(Tensor()), v_tangent_bdim}});
-  auto [output_tangent, grad_q, grad_k, grad_v] =
+       {v_tangent.value_or(Tensor()), v_tangent_bdim}},
+      is_causal,
+      output_mask[2] || output_mask[3]);
+  const auto [output_tangent, grad_q, grad_k, grad_v] =
       at::_attn_output_double_backward(
-          x[0],
           x[1],
-          x[2],
+          x[0],
           x[3],
           x[4],
+          x[2],
           x[5],
           x[6],
           is_causal,
           scale,
           output_mask);
-  return std::make_tuple(
-      output_tangent,
-      samples_of(output_tangent),
-      grad_q,
-      samples_of(grad_q),
-      grad_k,
-      samples_of(grad_k),
-      grad_v,
-      samples_of(grad_v));
+  return std::tuple_cat(
+      x.result(output_tangent),
+      x.result(grad_q),
+      x.result(grad_k),
+      x.result(grad_v));
+}
+
+std::tuple<Tensor, Bdim, Tensor, Bdim, Tensor, Bdim, Tensor, Bdim>
+attn_output_triple_backward_batch_rule(
+    const std::optional<Tensor>& grad_output,
+    Bdim grad_output_bdim,
+    const Tensor& q,
+    Bdim q_bdim,
+    const Tensor& k,
+    Bdim k_bdim,
+    const Tensor& v,
+    Bdim v_bdim,
+    const std::optional<Tensor>& u_q,
+    Bdim u_q_bdim,
+    const std::optional<Tensor>& u_k,
+    Bdim u_k_bdim,
+    const std::optional<Tensor>& u_v,
+    Bdim u_v_bdim,
+    const std::optional<Tensor>& w_grad_output,
+    Bdim w_grad_output_bdim,
+    const std::optional<Tensor>& w_q,
+    Bdim w_q_bdim,
+    const std::optional<Tensor>& w_k,
+    Bdim w_k_bdim,
+    const std::optional<Tensor>& w_v,
+    Bdim w_v_bdim,
+    bool is_causal,
+    double scale,
+    std::array<bool, 4> output_mask) {
+  const AttnOutputSamples x(
+      {{q, q_bdim},
+       {grad_output.value_or(Tensor()), grad_output_bdim},
+       {u_q.value_or(Tensor()), u_q_bdim},
+       {w_grad_output.value_or(Tensor()), w_grad_output_bdim},
+       {w_q.value_or(Tensor()), w_q_bdim}},
+      {{k, k_bdim},
+       {v, v_bdim},
+       {u_k.value_or(Tensor()), u_k_bdim},
+       {u_v.value_or(Tensor()), u_v_bdim},
+       {w_k.value_or(Tensor()), w_k_bdim},
+       {w_v.value_or(Tensor()), w_v_bdim}},
+      is_causal,
+      output_mask[2] || output_mask[3]);
+  const auto [output_tangent, grad_q, grad_k, grad_v] =
+      at::_attn_output_triple_backward(
+          x[1],
+          x[0],
+          x[5],
+          x[6],
+          x[2],
+          x[7],
+          x[8],
+          x[3],
+          x[4],
+          x[9],
+          x[10],
+          is_causal,
+          scale,
+          output_mask);
+  return std::tuple_cat(
+      x.result(output_tangent),
+      x.result(grad_q),
+      x.result(grad_k),
+      x.result(grad_v));
 }
 
 } // namespace
@@ -272,6 +395,8 @@ TORCH_LIBRARY_IMPL(aten, FuncTorchBatched, m) {
   VMAP_SUPPORT(_attn_output_jvp, attn_output_jvp_batch_rule);
   VMAP_SUPPORT(
       _attn_output_double_backward, attn_output_double_backward_batch_rule);
+  VMAP_SUPPORT(
+      _attn_output_triple_backward, attn_output_triple_backward_batch_rule);
 }
 
 } // namespace at::functorch

@@ -232,12 +232,37 @@ void check_attn_output_tangents(
     const Tensor& q_tangent,
     const Tensor& k_tangent,
     const Tensor& v_tangent,
-    const Tensor& grad_output) {
+    const Tensor& grad_output,
+    std::array<const char*, 4> names) {
   check_attn_output_inputs(q, k, v);
-  check_attn_result(op, "q_tangent", q_tangent, q, q.sym_size(-1));
-  check_attn_result(op, "k_tangent", k_tangent, k, k.sym_size(-1));
-  check_attn_result(op, "v_tangent", v_tangent, v, v.sym_size(-1));
-  check_attn_result(op, "grad_output", grad_output, q, v.sym_size(-1));
+  check_attn_result(op, names[0], q_tangent, q, q.sym_size(-1));
+  check_attn_result(op, names[1], k_tangent, k, k.sym_size(-1));
+  check_attn_result(op, names[2], v_tangent, v, v.sym_size(-1));
+  check_attn_result(op, names[3], grad_output, q, v.sym_size(-1));
+}
+
+void check_attn_output_triple_backward_inputs(
+    const AttnJet& grad_output,
+    const AttnJet& q,
+    const AttnJet& k,
+    const AttnJet& v) {
+  const char* op = "_attn_output_triple_backward";
+  const auto check = [&](size_t tangents,
+                         const Tensor& grad,
+                         std::array<const char*, 4> names) {
+    check_attn_output_tangents(
+        op,
+        q[0],
+        k[0],
+        v[0],
+        q[tangents],
+        k[tangents],
+        v[tangents],
+        grad,
+        names);
+  };
+  check(1, grad_output[0], {"u_q", "u_k", "u_v", "grad_output"});
+  check(2, grad_output[2], {"w_q", "w_k", "w_v", "w_grad_output"});
 }
 
 // attn = tanh(q kᵀ), output = attn v

@@ -10,6 +10,7 @@
 #include <ATen/ops/_attn_output_backward_native.h>
 #include <ATen/ops/_attn_output_double_backward_native.h>
 #include <ATen/ops/_attn_output_jvp_native.h>
+#include <ATen/ops/_attn_output_triple_backward_native.h>
 #include <ATen/ops/attn_output_native.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/matmul.h>
@@ -19,8 +20,11 @@
 #endif
 
 #include <array>
+#include <cstddef>
+#include <initializer_list>
 #include <optional>
 #include <tuple>
+#include <utility>
 
 namespace at::native {
 
@@ -33,8 +37,10 @@ Tensor make_attn(
   if (scale != 1) {
     attn.mul_(scale);
   }
-  attn.tanh_();
-  return is_causal ? attn.tril_() : attn;
+  if (is_causal) {
+    attn.tril_();
+  }
+  return attn.tanh_();
 }
 
 // Returns those rows of x that some row of q sees: the others may hold
@@ -51,91 +57,133 @@ Tensor of_all(const Tensor& grad, const Tensor& x) {
   return at::cat({grad, at::zeros_like(unseen)}, -2);
 }
 
-// x + y and x y, where an undefined tensor is zero.
+// x + y, where an undefined tensor is zero.
 Tensor add(const Tensor& x, const Tensor& y) {
   return x.defined() && y.defined() ? x.add(y) : (x.defined() ? x : y);
 }
-Tensor multiply(const Tensor& x, const Tensor& y) {
-  return x.defined() && y.defined() ? x.matmul(y) : Tensor();
+
+// The derivative of a product along a set of directions: the sum of x_T y_R
+// over the ways to divide the set into T and R.
+template <typename F>
+Tensor product(
+    const AttnJet& x, const AttnJet& y, size_t set, const F& multiply) {
+  Tensor sum;
+  for (size_t t = set;; t = (t - 1) & set) {
+    if (x[t].defined() && y[set - t].defined()) {
+      sum = add(sum, multiply(x[t], y[set - t]));
+    }
+    if (t == 0) {
+      return sum;
+    }
+  }
 }
 
-// The tangent of attn_output for tangents q', k' and v' of its inputs, and the
-// gradients by q, k and v of <G, that tangent>. With attn as above, slope =
-// scale (1 - attn²), or 0 above the diagonal if is_causal, and S̄ = (G vᴴ) ∘
-// conj(slope):
-//   attn' = slope ∘ (q' kᵀ + q k'ᵀ), output' = attn' v + attn v'
-//   S̄' = (G v'ᴴ) ∘ conj(slope) - 2 scale (G vᴴ) ∘ conj(attn ∘ attn')
-//   grad_q = S̄' conj(k) + S̄ conj(k'), grad_k = S̄'ᵀ conj(q) + S̄ᵀ conj(q')
-//   grad_v = attn'ᴴ G
-// These are the tangents of the gradients of <G, attn_output>: second
-// derivatives don't depend on their order. What is undefined is zero.
-std::tuple<Tensor, Tensor, Tensor, Tensor> second_order(
-    const Tensor& grad_output,
-    const Tensor& q,
-    const Tensor& all_k,
-    const Tensor& all_v,
-    const Tensor& q_tangent,
-    const Tensor& all_k_tangent,
-    const Tensor& all_v_tangent,
+Tensor multiply(const Tensor& x, const Tensor& y) {
+  return x.mul(y);
+}
+
+// The jet of a linear function of x.
+AttnJet each(const AttnJet& x, Tensor (Tensor::*function)() const) {
+  AttnJet result(x.size());
+  for (size_t set = 0; set < x.size(); ++set) {
+    result[set] = x[set].defined() ? (x[set].*function)() : x[set];
+  }
+  return result;
+}
+
+// The jet of the derivative of x along a direction, for sets without it.
+AttnJet along(const AttnJet& x, size_t direction) {
+  AttnJet result(x.size());
+  for (size_t set = 0; set < x.size(); ++set) {
+    result[set] = x[set | direction];
+  }
+  return result;
+}
+
+// The jet of an input: the derivative along each direction by itself. It is
+// linear, so there are no others.
+AttnJet jet(const Tensor& x, std::initializer_list<Tensor> tangents) {
+  AttnJet result(size_t(1) << tangents.size());
+  result[0] = x;
+  size_t set = 1;
+  for (const auto& tangent : tangents) {
+    result[set] = tangent;
+    set *= 2;
+  }
+  return result;
+}
+
+} // namespace
+
+// With X = q kᵀ, attn = tanh(scale X), slope = scale (1 - attn²), P = G vᴴ and
+// S̄ = P ∘ conj(slope), attn and slope being 0 above the diagonal if is_causal,
+// the results are derivatives of
+//   attn v, S̄ conj(k), S̄ᵀ conj(q), attnᴴ G
+// Those of products are sums of products. Along a direction i,
+//   attn_i = slope ∘ X_i, slope_i = -2 scale attn ∘ attn_i
+std::array<Tensor, 4> attn_output_derivatives(
+    const AttnJet& grad_output,
+    const AttnJet& q,
+    const AttnJet& all_k,
+    const AttnJet& all_v,
     bool is_causal,
     double scale,
     std::array<bool, 4> output_mask) {
   const auto [needs_output, needs_q, needs_k, needs_v] = output_mask;
-  const auto k = seen(all_k, q, is_causal), v = seen(all_v, q, is_causal);
-  const auto k_tangent = seen(all_k_tangent, q, is_causal);
-  const auto v_tangent = seen(all_v_tangent, q, is_causal);
-  const auto attn = make_attn(q, k, is_causal, scale);
-  auto slope = attn.mul(attn).mul_(-scale).add_(scale);
+  const bool needs_scores = needs_q || needs_k;
+  const auto sets = q.size(), all = sets - 1;
+  AttnJet k(sets), v(sets), x(sets), attn(sets), slope(sets), scores(sets);
+  for (size_t set = 0; set < sets; ++set) {
+    k[set] = seen(all_k[set], q[0], is_causal);
+    v[set] = seen(all_v[set], q[0], is_causal);
+  }
+  const auto k_t = each(k, &Tensor::mT);
+  attn[0] = make_attn(q[0], k[0], is_causal, scale);
+  slope[0] = attn[0].mul(attn[0]).mul_(-scale).add_(scale);
   if (is_causal) {
-    slope.tril_();
+    slope[0].tril_();
   }
-  auto attn_tangent =
-      add(multiply(q_tangent, k.mT()),
-          k_tangent.defined() ? q.matmul(k_tangent.mT()) : Tensor());
-  if (attn_tangent.defined()) {
-    attn_tangent = attn_tangent.mul(slope);
-  }
-  Tensor output_tangent, grad_q, grad_k, grad_v;
-  if (needs_output) {
-    output_tangent = add(multiply(attn_tangent, v), multiply(attn, v_tangent));
-  }
-  if (needs_q || needs_k) {
-    const auto grad_attn = grad_output.matmul(v.mH());
-    const auto scores = grad_attn.mul(slope.conj());
-    Tensor scores_tangent;
-    if (v_tangent.defined()) {
-      scores_tangent = grad_output.matmul(v_tangent.mH()).mul(slope.conj());
-    }
-    if (attn_tangent.defined()) {
-      scores_tangent =
-          add(scores_tangent,
-              grad_attn.mul(attn.mul(attn_tangent).mul(-2 * scale).conj()));
-    }
-    if (needs_q) {
-      grad_q = multiply(scores_tangent, k.conj());
-      if (k_tangent.defined()) {
-        grad_q = add(grad_q, scores.matmul(k_tangent.conj()));
-      }
-    }
-    if (needs_k && scores_tangent.defined()) {
-      grad_k = scores_tangent.mT().matmul(q.conj());
-      if (q_tangent.defined()) {
-        grad_k = grad_k.add(scores.mT().matmul(q_tangent.conj()));
-      }
-      grad_k = at::sum_to(grad_k, k.sym_sizes());
+  for (size_t set = 1; set < sets; ++set) {
+    x[set] = product(q, k_t, set, at::matmul);
+    const auto i = set & (~set + 1), others = set - i;
+    attn[set] = product(slope, along(x, i), others, multiply);
+    if (set != all || needs_scores) {
+      const auto half = product(attn, along(attn, i), others, multiply);
+      slope[set] = half.defined() ? half.mul(-2 * scale) : half;
     }
   }
-  if (needs_v && attn_tangent.defined()) {
-    grad_v = at::sum_to(attn_tangent.mH().matmul(grad_output), v.sym_sizes());
+  if (needs_scores) {
+    const auto v_h = each(v, &Tensor::mH);
+    const auto slope_conj = each(slope, &Tensor::conj);
+    AttnJet p(sets);
+    for (size_t set = 0; set < sets; ++set) {
+      p[set] = product(grad_output, v_h, set, at::matmul);
+      scores[set] = product(p, slope_conj, set, multiply);
+    }
   }
-  return std::make_tuple(
-      std::move(output_tangent),
-      std::move(grad_q),
-      of_all(grad_k, all_k),
-      of_all(grad_v, all_v));
-}
 
-} // namespace
+  std::array<Tensor, 4> results;
+  if (needs_output) {
+    results[0] = product(attn, v, all, at::matmul);
+  }
+  if (needs_q) {
+    results[1] = product(scores, each(k, &Tensor::conj), all, at::matmul);
+  }
+  if (needs_k) {
+    const auto scores_t = each(scores, &Tensor::mT);
+    results[2] = product(scores_t, each(q, &Tensor::conj), all, at::matmul);
+  }
+  if (needs_v) {
+    results[3] = product(each(attn, &Tensor::mH), grad_output, all, at::matmul);
+  }
+  for (const auto& [i, y] : {std::pair(2, all_k[0]), {3, all_v[0]}}) {
+    if (results[i].defined()) {
+      const auto sizes = seen(y, q[0], is_causal).sym_sizes();
+      results[i] = of_all(at::sum_to(results[i], sizes), y);
+    }
+  }
+  return results;
+}
 
 // output = attn v, with attn = tanh(scale q kᵀ), or 0 above the diagonal if
 // is_causal
@@ -191,7 +239,8 @@ std::tuple<Tensor, Tensor, Tensor> _attn_output_backward(
       std::move(grad_q), of_all(grad_k, all_k), of_all(grad_v, all_v));
 }
 
-// Returns output' of `second_order`.
+// The derivative of attn_output along tangents of its inputs. What is undefined
+// is zero.
 Tensor _attn_output_jvp(
     const Tensor& q,
     const Tensor& k,
@@ -205,17 +254,14 @@ Tensor _attn_output_jvp(
                k_t = k_tangent.value_or(Tensor()),
                v_t = v_tangent.value_or(Tensor());
   check_attn_output_tangents("_attn_output_jvp", q, k, v, q_t, k_t, v_t);
-  auto output = std::get<0>(second_order(
-      {},
-      q,
-      k,
-      v,
-      q_t,
-      k_t,
-      v_t,
+  auto output = attn_output_derivatives(
+      AttnJet(2),
+      jet(q, {q_t}),
+      jet(k, {k_t}),
+      jet(v, {v_t}),
       is_causal,
       scale,
-      {true, false, false, false}));
+      {true, false, false, false})[0];
   if (!output.defined()) {
     c10::SymDimVector sizes(q.sym_sizes().begin(), q.sym_sizes().end());
     sizes.back() = v.sym_size(-1);
@@ -224,8 +270,9 @@ Tensor _attn_output_jvp(
   return output;
 }
 
-// Returns all of `second_order`. A gradient that output_mask leaves out, or
-// that is zero because of what is undefined, comes back undefined.
+// The same, and the derivatives of the gradients of <grad_output, attn_output>
+// by q, k and v. A result that output_mask leaves out, or that is zero because
+// of what is undefined, comes back undefined.
 std::tuple<Tensor, Tensor, Tensor, Tensor> _attn_output_double_backward(
     const Tensor& grad_output,
     const Tensor& q,
@@ -242,8 +289,44 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> _attn_output_double_backward(
                v_t = v_tangent.value_or(Tensor());
   const char* op = "_attn_output_double_backward";
   check_attn_output_tangents(op, q, k, v, q_t, k_t, v_t, grad_output);
-  return second_order(
-      grad_output, q, k, v, q_t, k_t, v_t, is_causal, scale, output_mask);
+  return std::tuple_cat(attn_output_derivatives(
+      jet(grad_output, {Tensor()}),
+      jet(q, {q_t}),
+      jet(k, {k_t}),
+      jet(v, {v_t}),
+      is_causal,
+      scale,
+      output_mask));
+}
+
+// The derivatives of all of these along further tangents w, which grad_output
+// may have, too: second derivatives of attn_output and of its backward, along u
+// and w. What is undefined is zero, or comes back undefined.
+std::tuple<Tensor, Tensor, Tensor, Tensor> _attn_output_triple_backward(
+    const std::optional<Tensor>& grad_output,
+    const Tensor& q,
+    const Tensor& k,
+    const Tensor& v,
+    const std::optional<Tensor>& u_q,
+    const std::optional<Tensor>& u_k,
+    const std::optional<Tensor>& u_v,
+    const std::optional<Tensor>& w_grad_output,
+    const std::optional<Tensor>& w_q,
+    const std::optional<Tensor>& w_k,
+    const std::optional<Tensor>& w_v,
+    bool is_causal,
+    double scale,
+    std::array<bool, 4> output_mask) {
+  const auto given = [](const std::optional<Tensor>& x) {
+    return x.value_or(Tensor());
+  };
+  const auto grads = jet(given(grad_output), {Tensor(), given(w_grad_output)}),
+             qs = jet(q, {given(u_q), given(w_q)}),
+             ks = jet(k, {given(u_k), given(w_k)}),
+             vs = jet(v, {given(u_v), given(w_v)});
+  check_attn_output_triple_backward_inputs(grads, qs, ks, vs);
+  return std::tuple_cat(attn_output_derivatives(
+      grads, qs, ks, vs, is_causal, scale, output_mask));
 }
 
 } // namespace at::native

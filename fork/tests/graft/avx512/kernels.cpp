@@ -3,7 +3,7 @@
 #include "emulated.h"
 
 #include <ATen/native/cpu/AttnKernels.h>
-#include <ATen/native/cpu/AttnSecondOrderTile.h>
+#include <ATen/native/cpu/AttnThirdOrderTile.h>
 
 #include <cstdlib>
 #include <type_traits>
@@ -82,7 +82,13 @@ void run(
       q_tangent,
       k_tangent,
       v_tangent};
-  backward_by<S, SecondOrderTile<Tiles>>(args, runtime);
+  if (what == "second order") {
+    return backward_by<S, SecondOrderTile<Tiles>>(args, runtime);
+  }
+  const Dense<const S> w_q(x[14], m, d), w_k(x[15], n, d), w_v(x[16], n, e),
+      w_grad_output(x[17], m, e);
+  backward_by<S, ThirdOrderTile<Tiles>>(
+      ThirdOrderArgs<S>{args, w_grad_output, w_q, w_k, w_v}, runtime);
 }
 
 } // namespace

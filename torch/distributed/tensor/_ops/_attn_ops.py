@@ -144,6 +144,51 @@ _SHARED_SECOND_ORDER: Row = (
     *(Shard(0), _R, _R),
 )
 
+# output_tangent, grad_q, grad_k, grad_v; grad_output, q, k, v; u of q, k, v; w of grad_output, q,
+# k, v: attn_output's third order.
+_THIRD_ORDER: tuple[Row, ...] = (
+    (_R,) * 15,
+    # e: the columns of v, of its tangents and of what is as the output is
+    (
+        *(_COLS, _P, _P, _COLS),
+        *(_COLS, _R, _R, _COLS),
+        *(_R, _R, _COLS),
+        *(_COLS, _R, _R, _COLS),
+    ),
+    # All is linear in v and its tangents together, in u, and in w; the gradients are in
+    # grad_output and its tangent together.
+    *(
+        row
+        for x in (_P, _AVG)
+        for row in (
+            (x, x, x, _R, _R, _R, _R, x, _R, _R, x, _R, _R, _R, x),
+            (x, x, x, x, _R, _R, _R, _R, x, x, x, _R, _R, _R, _R),
+            (x, x, x, x, _R, _R, _R, _R, _R, _R, _R, x, x, x, x),
+            (_R, x, x, x, x, _R, _R, _R, _R, _R, _R, x, _R, _R, _R),
+        )
+    ),
+)
+_THIRD_ORDER_UNMASKED: tuple[Row, ...] = (
+    (
+        *(_ROWS, _ROWS, _P, _P),
+        *(_ROWS, _ROWS, _R, _R),
+        *(_ROWS, _R, _R),
+        *(_ROWS, _ROWS, _R, _R),
+    ),
+    (
+        *(_P, _P, _ROWS, _ROWS),
+        *(_R, _R, _ROWS, _ROWS),
+        *(_R, _ROWS, _ROWS),
+        *(_R, _R, _ROWS, _ROWS),
+    ),
+)
+_SHARED_THIRD_ORDER: Row = (
+    *(Shard(0), Shard(0), _P, _P),
+    *(Shard(0), Shard(0), _R, _R),
+    *(Shard(0), _R, _R),
+    *(Shard(0), Shard(0), _R, _R),
+)
+
 
 # The kinds of Partial that a replicated tensor can be turned into. Older releases know
 # only the sum, newer ones the average too.
@@ -323,5 +368,29 @@ def attn_output_double_backward_strategy(*args) -> OpStrategy:
     rows, (shared,) = (
         _of_existing(of_all, exists, results=4)
         for of_all in (_second_order_rows(is_causal), [_SHARED_SECOND_ORDER])
+    )
+    return _expand(op_schema, rows, input_index=4, shared=shared)
+
+
+@register_op_strategy(
+    aten._attn_output_triple_backward.default,
+    schema_info=RuntimeSchemaInfo(static_argnum=0),
+)
+def attn_output_triple_backward_strategy(*args) -> OpStrategy:
+    """The third order of attn_output that there is, split like the backward."""
+    op_schema = args[-1]
+    *tensors, is_causal, _, output_mask = op_schema.args_schema[:14]
+    given = [isinstance(x, OpStrategy) for x in tensors]
+    has_grad, _, _, _, u_q, u_k, u_v, has_w_grad, w_q, w_k, w_v = given
+    has_u, has_w = u_q or u_k, w_q or w_k
+    has_output = (has_u and has_w) or (has_u and w_v) or (has_w and u_v)
+    has_scores = (has_grad and has_output) or (has_w_grad and (has_u or u_v))
+    has_v = has_u and ((has_grad and has_w) or has_w_grad)
+    there = (has_output, has_scores, has_scores, has_v)
+    exists = [*(x and wanted for x, wanted in zip(there, output_mask)), *given]
+    every = _THIRD_ORDER if is_causal else (*_THIRD_ORDER, *_THIRD_ORDER_UNMASKED)
+    rows, (shared,) = (
+        _of_existing(of_all, exists, results=4)
+        for of_all in (every, [_SHARED_THIRD_ORDER])
     )
     return _expand(op_schema, rows, input_index=4, shared=shared)

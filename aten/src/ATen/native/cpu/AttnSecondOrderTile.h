@@ -2,7 +2,9 @@
 
 #include <ATen/native/cpu/AttnBackwardTile.h>
 
+#include <algorithm>
 #include <array>
+#include <initializer_list>
 
 namespace at::native::attn_cpu {
 inline namespace CPU_CAPABILITY {
@@ -47,7 +49,7 @@ struct SecondOrderArgs : BackwardArgs<S> {
 // Computes the tiles of SecondOrderArgs: those of the backward, and their
 // tangents.
 template <typename Tiles>
-class SecondOrderTile : BackwardTile<Tiles> {
+class SecondOrderTile : protected BackwardTile<Tiles> {
   using Base = BackwardTile<Tiles>;
 
  public:
@@ -145,55 +147,74 @@ class SecondOrderTile : BackwardTile<Tiles> {
   // Adds to one of SecondOrderArgs' gradients.
   template <typename O>
   void add(size_t gradient, bool accumulate, O* total) {
-    const auto add_two = [&](bool of_rows,
-                             const Matrix<const E>& a,
-                             const Matrix<const S>& x,
-                             const Matrix<const E>& b,
-                             const Matrix<const S>& y) {
-      const auto rows = of_rows ? x_.q.rows : this->all_cols_;
-      const auto multiply = [&](bool second, bool adds, auto* out) {
-        this->add_product(adds, of_rows, second ? b : a, second ? y : x, out);
-      };
-      const bool two = y.data != nullptr;
-      add_products(two, accumulate, rows * x.cols, total, multiply);
-    };
     if (gradient == 0) {
-      add_two(true, scores_tangent_, x_.k, scores_, k_tangent_);
+      add_products(
+          true,
+          {{scores_tangent_, x_.k}, {scores_, k_tangent_}},
+          accumulate,
+          total);
     } else if (gradient == 1) {
-      add_two(false, scores_tangent_, x_.q, scores_, q_tangent_);
+      add_products(
+          false,
+          {{scores_tangent_, x_.q}, {scores_, q_tangent_}},
+          accumulate,
+          total);
     } else if (gradient == 2) {
-      add_two(false, attn_tangent_, x_.grad_output, {}, {});
+      add_products(false, {{attn_tangent_, x_.grad_output}}, accumulate, total);
     } else {
-      add_two(true, attn_tangent_, x_.v, attn_, v_tangent_);
+      add_products(
+          true,
+          {{attn_tangent_, x_.v}, {attn_, v_tangent_}},
+          accumulate,
+          total);
     }
   }
 
- private:
+ protected:
   using Base::attn_, Base::scores_, Base::tiles_, Base::x_;
   using typename Base::E, typename Base::Own;
+
+  // A product of a tile with a matrix, or none if either has no data.
+  struct Product {
+    Matrix<const E> tile;
+    Matrix<const S> x;
+  };
+
+  // total (+)= the sum of the products tile x or, unless `of_rows`, tileᵀ x. It
+  // is made before it is added: see Note [Tiles of attn].
+  template <typename O>
+  void add_products(
+      bool of_rows,
+      std::initializer_list<Product> products,
+      bool accumulate,
+      O* total) {
+    int64_t count = 0, cols = 0;
+    const auto exists = [](const Product& product) {
+      return product.tile.data != nullptr && product.x.data != nullptr;
+    };
+    for (const auto& product : products) {
+      count += exists(product);
+      cols = std::max(cols, product.x.cols);
+    }
+    const auto make = [&](bool adds, auto* out) {
+      for (const auto& product : products) {
+        if (exists(product)) {
+          this->add_product(adds, of_rows, product.tile, product.x, out);
+          adds = true;
+        }
+      }
+    };
+    if (count == 1 || (std::is_same_v<T, O> && !accumulate)) {
+      return make(accumulate, total);
+    }
+    make(false, sum_);
+    const auto rows = of_rows ? x_.q.rows : this->all_cols_;
+    add_sum(accumulate, total, sum_, rows * cols);
+  }
 
   Matrix<const S> kept(Matrix<const S> x) const {
     x.rows = std::min(x.rows, x_.k.rows);
     return x;
-  }
-
-  // Makes one product, or the sum of two, and adds it to the `size` elements of
-  // total. A sum is made before it is added: see Note [Tiles of attn].
-  template <typename O, typename F>
-  void add_products(
-      bool two, bool accumulate, int64_t size, O* total, const F& multiply) {
-    if (!two) {
-      return multiply(false, accumulate, total);
-    }
-    if constexpr (std::is_same_v<T, O>) {
-      if (!accumulate) {
-        multiply(false, false, total);
-        return multiply(true, true, total);
-      }
-    }
-    multiply(false, false, sum_);
-    multiply(true, true, sum_);
-    add_sum(accumulate, total, sum_, size);
   }
 
   T* sum_;
