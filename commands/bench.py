@@ -26,7 +26,7 @@ from fork.project import PROJECT
 from fork.suites import environment, finish, own_files, run_suites, table
 
 PUBLISHED = "bench/published"
-SCRIPTS = ("bench", "lengths", "ring", "stages", "ways")
+SCRIPTS = ("bench", "fields", "lengths", "ring", "stages", "ways")
 # The sources of the kernels, and for which device they are; of two folders the first one counts.
 FOLDERS = {
     "torch/_native/ops/attn/": "cuda",
@@ -74,8 +74,9 @@ ARGS = click.argument("args", nargs=-1, type=click.UNPROCESSED)
     type=click.Choice(SCRIPTS),
     default="bench",
     show_default=True,
-    help="Of bench/: `lengths` is attn_output over the length, `ring` over processes, `stages` "
-    "where the time goes, `ways` what other ways to have the operator cost.",
+    help="Of bench/: `fields` is training on second derivatives, `lengths` attn_output over the "
+    "length, `ring` over processes, `stages` where the time goes, `ways` what other ways to have "
+    "the operator cost.",
 )
 @PUBLISH
 @ARGS
