@@ -53,6 +53,7 @@ class Size(NamedTuple):
 
 
 SIZES = (Size(100_000, 256, 1), Size(100_000, 64, 1), Size(10_000, 64, 1), Size(100_000, 256, 32))
+NAMES = {ATTN: "attn_output", EAGER: "eager", COMPILE: "torch.compile", JAX: "jax.jit"}
 COLORS = {ATTN: "#d55e00", EAGER: "#7f8c8d", COMPILE: "#2f8fd0", JAX: "#1a9e77"}
 Field = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -250,7 +251,7 @@ def markdown(result: dict) -> str:
     text += "others take, the median of the rounds' ratios, and the peak of memory above points, "
     text += "weights and results; what a compiler takes in its first call counts.\n"
     for mode in MODES:
-        text += f"\n## {mode.capitalize()}\n\n| | {' | '.join(RUNS)} |\n"
+        text += f"\n## {mode.capitalize()}\n\n| | {' | '.join(NAMES.values())} |\n"
         text += "| --" + " | ---:" * len(RUNS) + " |\n"
         for row in result["rows"]:
             if row["mode"] == mode:
@@ -258,10 +259,10 @@ def markdown(result: dict) -> str:
                 text += f"| {Size(**row['size']).name} | {' | '.join(cells)} |\n"
     failed = {name: why for row in result["rows"] for name, why in row["failed"].items()}
     for name, why in failed.items():
-        text += f"\n{name} fails where it has no figure: {why}.\n"
+        text += f"\n{NAMES[name]} fails where it has no figure: {why}.\n"
     ways = medians(result["ways"])
     text += f"\n## Ways to the Laplacian: a step at {Size(**result['ways']['size']).name}\n\n"
-    text += f"| | {ATTN} | {EAGER} |\n| -- | ---: | ---: |\n"
+    text += f"| | {NAMES[ATTN]} | {NAMES[EAGER]} |\n| -- | ---: | ---: |\n"
     for way in WAYS:
         found = (report.duration(ways[f"{name}, {way}"]) for name in (ATTN, EAGER))
         text += f"| {way} | {' | '.join(found)} |\n"
@@ -272,7 +273,7 @@ def markdown(result: dict) -> str:
         "float64.\n\n| | seconds | gradients | loss | error |\n| -- | ---: | ---: | ---: | ---: |\n"
     )
     for name, run in result["solved"]["runs"].items():
-        text += f"| {name} | {run['seconds']:.1f} | {len(run['losses'])} | "
+        text += f"| {NAMES[name]} | {run['seconds']:.1f} | {len(run['losses'])} | "
         text += f"{run['losses'][-1]:.1e} | {run['error']:.1e} |\n"
     return text
 
@@ -301,11 +302,12 @@ def draw(result: dict, narrow: bool) -> Figure:
         for i, contender in enumerate(RUNS):
             values = [dict(ratios(row)).get(contender, 0) for row in rows]
             places = [j + (i - len(RUNS) / 2 + 0.5) * 0.2 for j in range(len(rows))]
-            axes.bar(places, values, 0.2, label=contender, color=COLORS[contender])
+            label, color = NAMES[contender], COLORS[contender]
+            axes.bar(places, values, 0.2, label=label, color=color)
             for x, y in filter(lambda at: at[1], zip(places, values, strict=True)):
                 axes.text(x, y, f"{y:.1f}", ha="center", va="bottom", fontsize="x-small")
         axes.set_xticks(range(len(rows)), names, fontsize="x-small")
-        axes.set_ylabel(f"time, as a multiple of {ATTN}'s")
+        axes.set_ylabel(f"time, as a multiple of {NAMES[ATTN]}'s")
         axes.set_title(mode.capitalize(), loc="left")
     handles, labels = figure.axes[0].get_legend_handles_labels()
     columns = 2 if narrow else len(labels)
@@ -318,7 +320,7 @@ def draw_solution(result: dict, narrow: bool) -> Figure:
     figure = Figure(figsize=(4.5, 11) if narrow else (13, 4.2), layout="constrained")
     loss, *places = figure.subplots(*((3, 1) if narrow else (1, 3))).flat
     for name, run in solved["runs"].items():
-        label = f"{name}, {run['seconds']:.0f} s"
+        label = f"{NAMES[name]}, {run['seconds']:.0f} s"
         loss.semilogy(run["losses"], label=label, color=COLORS[name], lw=1)
     loss.set_title("Loss", loc="left")
     loss.set_xlabel("gradients: Adam, then L-BFGS")

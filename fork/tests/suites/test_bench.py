@@ -640,7 +640,7 @@ def test_report_on_fields(tmp_path):
     fields.write(result, tmp_path)
     text = (tmp_path / "cpu-fields.md").read_text(encoding="utf-8")
     line = "| 100,000 points, 256 hidden, 1 out | 1.5 ms, 1 MiB | 2.00, 1 MiB | 3.00, 1 MiB |"
-    assert text.count(line) == 2 and "| attn | 2.0 | 2 | 1.0e-03 | 5.0e-01 |" in text
+    assert text.count(line) == 2 and "| attn_output | 2.0 | 2 | 1.0e-03 | 5.0e-01 |" in text
     assert "What it lacks" in (tmp_path / "cpu-fields-solution-narrow.svg").read_text(
         encoding="utf-8"
     )
