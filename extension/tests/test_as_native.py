@@ -41,6 +41,7 @@ OTHERWISE = {
     ),
     "TestAttnOutputTracingCPU": (  # second derivatives have no operator
         "test_compile_second_order",
+        "test_compile_third_order",
         "test_meta_of_second_order",
         "test_mistakes_have_the_words_of_the_kernel",
     ),
