@@ -295,7 +295,7 @@ def ratios(row: dict) -> Iterator[tuple[str, float]]:
 
 def draw(result: dict, narrow: bool) -> Figure:
     shape = (len(MODES), 1) if narrow else (1, len(MODES))
-    figure = Figure(figsize=(4.5, 8) if narrow else (13, 4.5), layout="constrained")
+    figure = Figure(figsize=(4, 8) if narrow else (13, 4.5), layout="constrained")
     for axes, mode in zip(figure.subplots(*shape, squeeze=False).flat, MODES, strict=True):
         rows = [row for row in result["rows"] if row["mode"] == mode]
         names = [Size(**row["size"]).name.replace(", ", "\n") for row in rows]
@@ -317,7 +317,7 @@ def draw(result: dict, narrow: bool) -> Figure:
 
 def draw_solution(result: dict, narrow: bool) -> Figure:
     solved = result["solved"]
-    figure = Figure(figsize=(4.5, 11) if narrow else (13, 4.2), layout="constrained")
+    figure = Figure(figsize=(4, 11) if narrow else (13, 4.2), layout="constrained")
     loss, *places = figure.subplots(*((3, 1) if narrow else (1, 3))).flat
     for name, run in solved["runs"].items():
         label = f"{NAMES[name]}, {run['seconds']:.0f} s"
