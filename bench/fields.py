@@ -133,8 +133,9 @@ def jax_run(size: Size, way: Callable, mode: str) -> Run:
     import jax
     import jax.numpy as jnp
 
-    x, *weights = (jnp.asarray(t.numpy()) for t in tensors(size))
-    directions = [jnp.asarray(unit.numpy()) for unit in units(tensors(size)[0])]
+    given = tensors(size)
+    x, *weights = (jnp.asarray(t.numpy()) for t in given)
+    directions = [jnp.asarray(unit.numpy()) for unit in units(given[0])]
 
     def laplacian(first, second):
         def u(x):

@@ -152,7 +152,7 @@ def _attn_output_triple_backward_flop(
     """Count flops for attn_output's third order: each product of two that are there."""
     *batch, m, d = q_shape
     n, e = v_shape[-2:]
-    # What there is of each, along the sets of directions {}, {u}, {w} and {u, w}.
+    # Whether each has a derivative along the sets of directions {}, {u}, {w} and {u, w}.
     q, k, v, grad = (
         [True, u is not None, w is not None, False]
         for u, w in (

@@ -129,11 +129,10 @@ std::tuple<Tensor, Bdim, Tensor, Bdim, Tensor, Bdim> attn_backward_batch_rule(
 }
 
 // The arguments of attn_output, or of one of its derivatives, for all samples.
-// These become one more batch dimension. With two exceptions, if they share k
-// and v, and their tangents, and no gradient of k or v is wanted:
-//   if nothing is masked, the rows of all samples are queries of one
-//   attn_output else they share k and v as heads of a group do, which are 1
-//   there
+// These become one more batch dimension, unless they share k and v, and their
+// tangents, and no gradient of k or v is wanted. Then the rows of all samples
+// are queries of one attn_output or, if it is causal, samples share k and v as
+// heads of a group do.
 class AttnOutputSamples {
  public:
   // `of_rows` are q and what has its rows, `of_keys` k, v and their tangents.
