@@ -119,7 +119,8 @@ AttnJet jet(const Tensor& x, std::initializer_list<Tensor> tangents) {
 // S̄ = P ∘ conj(slope), attn and slope being 0 above the diagonal if is_causal,
 // the results are derivatives of
 //   attn v, S̄ conj(k), S̄ᵀ conj(q), attnᴴ G
-// Those of products are sums of products. Along a direction i,
+// The derivative of a product is a sum of products; those of attn and slope
+// along a direction i are
 //   attn_i = slope ∘ X_i, slope_i = -2 scale attn ∘ attn_i
 std::array<Tensor, 4> attn_output_derivatives(
     const AttnJet& grad_output,
@@ -270,9 +271,10 @@ Tensor _attn_output_jvp(
   return output;
 }
 
-// The same, and the derivatives of the gradients of <grad_output, attn_output>
-// by q, k and v. A result that output_mask leaves out, or that is zero because
-// of what is undefined, comes back undefined.
+// The derivative of attn_output along tangents of its inputs, and those of the
+// gradients of <grad_output, attn_output> by q, k and v. A result that
+// output_mask leaves out, or that is zero because of what is undefined, comes
+// back undefined.
 std::tuple<Tensor, Tensor, Tensor, Tensor> _attn_output_double_backward(
     const Tensor& grad_output,
     const Tensor& q,
@@ -299,9 +301,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> _attn_output_double_backward(
       output_mask));
 }
 
-// The derivatives of all of these along further tangents w, which grad_output
-// may have, too: second derivatives of attn_output and of its backward, along u
-// and w. What is undefined is zero, or comes back undefined.
+// The second derivatives of attn_output and of its gradients, along tangents u
+// and w of the inputs; w may have a tangent of grad_output as well. A tensor
+// that is undefined is zero, and a result that is zero because of that comes
+// back undefined.
 std::tuple<Tensor, Tensor, Tensor, Tensor> _attn_output_triple_backward(
     const std::optional<Tensor>& grad_output,
     const Tensor& q,

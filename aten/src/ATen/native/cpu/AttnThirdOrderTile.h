@@ -192,8 +192,8 @@ class ThirdOrderTile : SecondOrderTile<Tiles> {
         fn);
   }
 
-  // A_uw and, if `with_scores`, what P = grad_output vᵀ and P_u = grad_output
-  // u_vᵀ add:
+  // Makes A_uw and, if `with_scores`, those terms of S̄_u, S̄_w and S̄_uw that
+  // have P = grad_output vᵀ or P_u = grad_output u_vᵀ:
   //   S̄_u = slope P_u + bend A_u P
   //   S̄_w = slope bend X_w P
   //   S̄_uw = slope bend (X_w P_u + X_uw P) - 2 scale² (1 - 3 attn²) A_u X_w P
@@ -255,8 +255,8 @@ class ThirdOrderTile : SecondOrderTile<Tiles> {
     has_u_ = has_w_ = with_scores;
   }
 
-  // What P_w = grad_output w_vᵀ + w_grad_output vᵀ and P_uw = w_grad_output
-  // u_vᵀ add:
+  // Adds the terms that have P_w = grad_output w_vᵀ + w_grad_output vᵀ or
+  // P_uw = w_grad_output u_vᵀ:
   //   S̄_w += slope P_w
   //   S̄_uw += bend A_u P_w + slope P_uw
   void add_tangents() {
