@@ -2,10 +2,13 @@
 // value`, in FLOPs and bytes per second. One multiply-add is two FLOPs; a copy
 // counts what it reads and what it writes.
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -114,6 +117,36 @@ double multiply_add() {
   const V x = V{} + T(factor), y = V{} + T(term);
   return rate<V>([=](V sum) { return sum * x + y; }, 2.0 * kBytes / sizeof(T));
 }
+
+#if defined(__AMX_BF16__)
+// Tiles of 16 rows, of 32 numbers in bfloat16 or 16 sums each. Returns 0 if the
+// system doesn't let a process have them.
+double multiply_tiles() {
+  constexpr int kPermission = 0x1023, kTileData = 18; // of arch_prctl
+  if (syscall(SYS_arch_prctl, kPermission, kTileData) != 0) {
+    return 0;
+  }
+  struct alignas(64) {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t bytes_of_a_row[16] = {};
+    uint8_t rows[16] = {};
+  } config;
+  std::fill_n(config.bytes_of_a_row, 8, 64);
+  std::fill_n(config.rows, 8, 16);
+  constexpr int kRounds = 20000;
+  auto work = [&](int) {
+    _tile_loadconfig(&config); // all tiles are 0
+    for (int round = 0; round < kRounds; ++round) {
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_dpbf16ps(1, 4, 7);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_release();
+  };
+  return threads * 4.0 * kRounds * (2 * 16 * 16 * 32) / best(work, 0.4);
+}
+#endif
 
 using Word = Vector<float>::type;
 
@@ -229,8 +262,11 @@ int main(int argc, char** argv) {
 #if defined(__AVX512BF16__)
   volatile short half = 0x3f00; // 0.5
   const auto x = (__m512bh)_mm512_set1_epi16(half);
-  const double pairs =
+  double pairs =
       rate<__m512>([=](__m512 sum) { return _mm512_dpbf16_ps(sum, x, x); }, 64);
+#if defined(__AMX_BF16__)
+  pairs = std::max(pairs, multiply_tiles());
+#endif
   std::printf("flops.bfloat16 %.4g\n", pairs);
 #endif
 #if defined(__AVX512FP16__) || defined(__ARM_FEATURE_FP16_VECTOR_ARITHMETIC)
