@@ -25,10 +25,12 @@ struct BrgemmSizes {
 };
 
 // cpublas keeps a kernel for each set of sizes as long as the thread lives. So
-// there are only 20 sets: 2 x 5 sizes that set sums, 2 x 5 that add to them.
+// there are only 20 sets: 2 x 5 sizes that set sums, 2 x 5 that add to them. A
+// change of the set takes AMX about as long as a product, so there is one for
+// all rows of most tiles of the backward, 192, and one for all columns.
 constexpr int64_t BRGEMM_COLS = 32;
 constexpr int64_t BRGEMM_ROWS[] = {64, 16};
-constexpr int64_t BRGEMM_TERMS[] = {KC, 128, 64, 32, 16};
+constexpr int64_t BRGEMM_TERMS[] = {KC, 192, 128, 64, 32};
 
 // Calls fn(sizes, row, term) for each part of a product of at most 64 rows. The
 // terms are filled up with zeros to a multiple of the least size. How they are
@@ -87,14 +89,14 @@ class Brgemm {
     }
   };
 
-  // Return whether brgemm is worth the copies and the padding. The gradients of
-  // k and v are sums of m terms.
+  // Return whether brgemm is worth the copies and the padding (Intel Xeon with
+  // AMX). The gradients of k and v are sums of m terms.
   static bool fits_forward(const Sizes& sizes) {
     const auto [batch, m, n, d, e] = sizes;
-    return m > 8 && n > 16 && d + e > 32 && std::min(d, e) > 0;
+    return m > 8 && n > 16 && m * n > 1000 && d + e > 32 && std::min(d, e) > 0;
   }
   static bool fits_backward(const Sizes& sizes) {
-    return sizes.m > 48 && fits_forward(sizes);
+    return sizes.m > 12 && fits_forward(sizes);
   }
 
   // Returns whether oneDNN is switched on and multiplies by AMX. Then, as in
