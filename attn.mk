@@ -3,7 +3,7 @@ CONFIGURE ?=
 SANITIZE ?=
 LESSONS ?=
 
-.PHONY: test-long test-releases test-sanitizers test-arm64 test-mutants source course extension site test-site bench bench-gpu cuda-check triton-check
+.PHONY: test-long test-releases test-sanitizers test-arm64 test-mutants source course extension wheel site test-site bench bench-gpu cuda-check triton-check
 test-long: ## what `test` runs, and the slow tests: every float, the largest cases
 	$(BOOTSTRAP) test --long
 
@@ -27,6 +27,9 @@ course: ## run every lesson of course/, check its exercises, its extension, oper
 
 extension: ## build the package torch-attn, test its wheel on several releases; BASE=2.13.0: on that one
 	$(BOOTSTRAP) extension
+
+wheel: ## the package torch-attn, and the package of its sources, into dist/
+	$(BOOTSTRAP) wheel
 
 site: ## the manual and the course as pages, in build/site; LESSONS=no: without running a lesson
 	$(BOOTSTRAP) site $(if $(filter no,$(LESSONS)),--no-lessons)

@@ -41,9 +41,15 @@ SIZES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
 MODES = ("forward", "step", "both")
 # These measure attn_output, without and with a mask, beside the composed maths. tangent: the
 # output and its tangent for tangents of all inputs. double backward: that alone, for gradients of
-# all gradients.
-SECOND_ORDER_MODES = ("tangent", "double backward", "causal tangent", "causal double backward")
-OUTPUT_MODES = ("output", "output step", "causal", "causal step", *SECOND_ORDER_MODES)
+# all gradients. third order: the gradients of k and v from one of second derivatives by q, as a
+# field is trained on these.
+THIRD_ORDER = "third order"
+HIGHER_ORDER_MODES = (
+    *("tangent", "double backward", "causal tangent", "causal double backward"),
+    THIRD_ORDER,
+)
+FIELD_MODES = ("tangent", "double backward", THIRD_ORDER)  # of fields, whose q has few columns
+OUTPUT_MODES = ("output", "output step", "causal", "causal step", *HIGHER_ORDER_MODES)
 
 
 # On a GPU, a forward that moves fewer bytes than this waits for the host, not for the GPU.
@@ -150,6 +156,10 @@ class Case:
             if "double backward" in mode:
                 flops, moved = each * (7 * d + 5 * e), self.bytes(inputs + output)
                 return [Work(flops, moved + self.bytes(inputs), moved)]
+            if mode == THIRD_ORDER:
+                # Three products of q's columns and one of v's for the scores, as many for results.
+                read = self.bytes(inputs + output + 2 * m * d)
+                return [Work(each * (6 * d + 2 * e), read, self.bytes(n * d + n * e))]
             if "step" not in mode:
                 return [forward]
             # The backward makes q @ k.T again.

@@ -15,11 +15,12 @@ from cases import (
     EXTENSION,
     FLEX,
     FUNCTION,
+    HIGHER_ORDER_MODES,
     JAX,
     KERNEL,
     OUTPUT_MODES,
     SDPA,
-    SECOND_ORDER_MODES,
+    THIRD_ORDER,
     TRITON,
     Case,
 )
@@ -65,11 +66,11 @@ class Problem:
         # Scores have variance 1, so that tanh is neither linear nor saturated.
         scales = case.d**-0.25, case.d**-0.25, 1
         self.inputs = [normal(shape) * x for shape, x in zip(case.shapes, scales, strict=True)]
-        has_grad = "step" in mode or "backward" in mode or mode == "both"
+        has_grad = "step" in mode or "backward" in mode or mode in ("both", THIRD_ORDER)
         shapes = [case.output_shape] if has_grad else []
         shapes += [case.attn_shape] if mode == "both" else []
         self.grads = [normal(shape) for shape in shapes]
-        has_tangents = mode in SECOND_ORDER_MODES
+        has_tangents = mode in HIGHER_ORDER_MODES
         self.tangents = [normal(shape) for shape in case.shapes] if has_tangents else []
         for x in self.inputs:
             x.requires_grad_(has_grad)
@@ -96,8 +97,18 @@ def double_backward_run(op: Callable, problem: Problem) -> Run:
     return lambda: torch.autograd.grad(first, leaves, problem.tangents, retain_graph=True)
 
 
+def third_order_run(op: Callable, problem: Problem) -> Run:
+    (q, *others), tangent = problem.inputs, problem.tangents[0]
+    values = op(*problem.inputs)[0]
+    for gradient in (*problem.grads, tangent):
+        (values,) = torch.autograd.grad(values, q, gradient, create_graph=True)
+    return lambda: torch.autograd.grad(values, others, tangent, retain_graph=True)
+
+
 def torch_run(op: Callable, problem: Problem) -> Run:
     inputs, grads = problem.inputs, problem.grads
+    if problem.mode == THIRD_ORDER:
+        return third_order_run(op, problem)
     if problem.tangents:
         return (double_backward_run if grads else tangent_run)(op, problem)
     if not grads:

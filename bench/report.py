@@ -81,6 +81,7 @@ TITLES_OF_MODES = {
     "double backward": "attn_output: double backward",
     "causal tangent": "attn_output and its tangent, causal",
     "causal double backward": "attn_output: double backward, causal",
+    "third order": "attn_output: third order",
 }
 
 

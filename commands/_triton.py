@@ -26,6 +26,8 @@ TARGETS = {
 }
 # The matrices that triton_impl.py gives a kernel of this name, with all that it may leave out.
 TANGENTS = "q_tangent k_tangent v_tangent"
+OTHERS = "u_k u_v w_k w_v w_grad_output"
+THIRD_ORDER = f"q k v grad_output u_q w_q {OTHERS}"
 MATRICES = {
     "attn": "q k v attn output",
     "output": "q k v output",
@@ -36,6 +38,8 @@ MATRICES = {
     "tangent": f"q k v {TANGENTS} output_tangent",
     "tangent_grad_q": f"q k v grad_output {TANGENTS} output_tangent grad_q",
     "tangent_grad_kv": f"q k v grad_output {TANGENTS} grad_k grad_v",
+    "third_grad_q": f"{THIRD_ORDER} output_tangent grad_q",
+    "third_grad_kv": f"{THIRD_ORDER} grad_k grad_v",
 }
 TENSOR_MEMORY = 512  # columns that a block has on compute capability 10.0
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -53,13 +57,15 @@ def load(file):
 def compiled(kernels, name, dtype, width, target, plan, hardest):
     """Compiles a kernel for contiguous operands, where 16 divides n.
 
-    The hardest variant is causal, with tails, a gradient of attn, and three products for each of
-    floats. The other one has nothing of these.
+    The hardest variant is causal, with tails, a gradient of attn, all tangents of the third order,
+    and three products for each of floats. The other one has nothing of these, but tangents of q.
     """
-    kernel = kernels._attn_columns if name.endswith("grad_kv") else kernels._attn_rows
-    matrices = MATRICES[name].split()
-    if not hardest and "grad_attn" in matrices:
-        matrices.remove("grad_attn")
+    if name.startswith("third_"):
+        kernel = kernels._attn_third_order
+    else:
+        kernel = kernels._attn_columns if name.endswith("grad_kv") else kernels._attn_rows
+    left_out = [] if hardest else ["grad_attn", *OTHERS.split()]
+    matrices = [matrix for matrix in MATRICES[name].split() if matrix not in left_out]
     is_nvidia = TARGETS[target].backend == "cuda"
     rows, columns, warps, stages = plan
     tanh = "float" if dtype == "fp32" else "reduced"

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from fork import paths
+from fork.bootstrap import make_venv
 from fork.commands import Command
 from fork.console import console, new_table, print_wide, run, step
 from fork.errors import ForkError
@@ -19,9 +20,12 @@ from fork.overlay import download_wheel, files_under
 from fork.suites import environment
 
 EXTENSION = paths.ROOT / "extension"
-KERNELS = paths.ROOT / "aten" / "src" / "ATen" / "native" / "cpu"
-FLAGS = paths.ROOT / "fork" / "graft" / "capabilities.cmake"
+# What else it is made of. The source package has these at the same place below its own folder.
+KERNELS = "aten/src/ATen/native/cpu"
+FLAGS = "fork/graft/capabilities.cmake"
 MADE = paths.BUILD / "extension"
+DIST = paths.ROOT / "dist"
+REQUIREMENTS = EXTENSION / "requirements.txt"  # of what packs it
 HEADERS = "2.14.1"  # earlier ones leak where an operator has a `str`
 # The one wheel is tested on the oldest release that it is for, on the default one, and on the
 # newest that pip installs here.
@@ -55,20 +59,49 @@ def extension(base: str | None) -> None:
     sys.exit(0 if all(passed) else 1)
 
 
+@click.command(cls=Command, section="Build")
+def wheel() -> None:
+    """Build torch-attn's wheel and its source package, without tests (`make wheel`)."""
+    with paths.alone("extension"):
+        made = build().parent
+        DIST.mkdir(exist_ok=True)
+        for package in (*made.glob("*.tar.gz"), *made.glob("*.whl")):
+            shutil.copy2(package, DIST)
+            console.print(f"{DIST.name}/{package.name}, {package.stat().st_size / 1e6:.2f} MB")
+
+
+def sources() -> dict[str, Path]:
+    """The files of the source package, by their paths in it."""
+    found = {name: EXTENSION / name for name in files_under(EXTENSION, {"tests"})}
+    kernels = sorted((paths.ROOT / KERNELS).glob("Attn*.h"))
+    found |= {f"{KERNELS}/{file.name}": file for file in kernels}
+    return found | {FLAGS: paths.ROOT / FLAGS}
+
+
 def build() -> Path:
-    """Returns the wheel, built unless there is one of the same sources."""
-    sources = {name: EXTENSION / name for name in files_under(EXTENSION, {"tests"})}
-    sources |= {f"cpu/{file.name}": file for file in KERNELS.glob("Attn*.h")}
-    sources[FLAGS.name] = FLAGS
-    folder = MADE / paths.digest(sources, HEADERS)[:16]
+    """Returns the wheel, built from the source package unless there is one of the same sources."""
+    files = sources()
+    folder = MADE / paths.digest(files, HEADERS)[:16]
     if not list(folder.glob("*.whl")):
-        include = headers()
+        env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        include, tree = headers(), folder / "source"
+        with step("pack torch-attn's sources"):
+            python = make_venv(paths.BUILD / "venv-package", REQUIREMENTS)
+            shutil.rmtree(tree, ignore_errors=True)
+            for name, file in files.items():
+                (tree / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, tree / name)
+            command = [python, "-m", "build", "--sdist", "--outdir", folder, tree]
+            run(command, MADE / "sdist.log", "torch-attn cannot be packed", env=env)
+        (package,) = folder.glob("*.tar.gz")
         with step("compile torch-attn"):
             setting = f"-Ccmake.define.TORCH_INCLUDE={include}"
             pip = [sys.executable, "-m", "pip", "wheel", "--no-deps"]
-            env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
             wrong = "torch-attn cannot be built"
-            run([*pip, setting, "-w", folder, EXTENSION], MADE / "wheel.log", wrong, env=env)
+            run([*pip, setting, "-w", folder, package], MADE / "wheel.log", wrong, env=env)
+        (wheel,) = folder.glob("*.whl")
+        command = [python, "-m", "twine", "check", "--strict", package, wheel]
+        run(command, MADE / "twine.log", "torch-attn cannot be uploaded")
     (wheel,) = folder.glob("*.whl")
     return wheel
 

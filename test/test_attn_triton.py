@@ -18,6 +18,7 @@ import test_attn_triton_tanh  # noqa: F401  # isort: skip
 # Without hypothesis, this does.
 from test_attn_properties import ALL_LAYOUTS, ARGUMENTS, REACHED  # isort: skip
 import test_attn_output_properties as output_properties
+import test_attn_output_triple_backward as third_order
 import triton.language as tl
 from attn_function import gradients, INPUTS
 from test_attn import (
@@ -66,7 +67,8 @@ by_dtype = parametrize("dtype", DTYPES)
 ATTN = ("attn", "stored_grad_q", "stored_grad_kv")
 OUTPUT = ("output", "grad_q", "grad_kv")
 SECOND = ("tangent_grad_q", "tangent_grad_kv")
-KERNELS = (*ATTN, *OUTPUT, "tangent", *SECOND)
+THIRD = ("third_grad_q", "third_grad_kv")
+KERNELS = (*ATTN, *OUTPUT, "tangent", *SECOND, *THIRD)
 
 
 def cast(self, x, dtype, otherwise=InterpreterBuilder.cast_impl):
@@ -243,19 +245,40 @@ class TestAttnTriton(TritonTestCase):
         self.assert_launched(*taken(problem.case, dtype, "tangent"))
         self.assert_within_rule(actual, plain[0], expected[0], problem.case)
 
+    def assert_third_order_agrees(self, problem, dtype):
+        if dtype != torch.float and elements(problem) < 64:
+            return  # As above; nor is a scale squared a number of half.
+        tensors = third_order.make(problem, "cpu", dtype, third_order.OPTIONAL)
+        actual = third_order.triple_backward(problem, tensors)
+        self.assert_launched(*taken(problem.case, dtype, *THIRD))
+        plain = third_order.defined(problem, tensors)
+        expected = third_order.defined(problem, widen(tensors))
+        for name, *results in zip(SECOND_RESULTS, actual, plain, expected):
+            with self.subTest(result=name):
+                self.assert_within_rule(*results, problem.case)
+
     @by_problem
     @by_dtype
     def test_output(self, dtype, problem):
         self.assert_output_agrees(problem, dtype)
 
+    @by_problem
+    @by_dtype
+    def test_third_order(self, dtype, problem):
+        self.assert_third_order_agrees(problem, dtype)
+
     @parametrize(
         "dtype,is_causal", [*((x, True) for x in DTYPES), (torch.float, False)]
     )
     def test_tails_of_output(self, dtype, is_causal):
-        for m, n in tails(dtype, KERNELS[3:]):
-            with self.subTest(m=m, n=n):
-                problem = Problem(sized(m, n, 5, 6), is_causal=is_causal, scale=0.5)
-                self.assert_output_agrees(problem, dtype)
+        for names, check in (
+            ((*OUTPUT, "tangent", *SECOND), self.assert_output_agrees),
+            (THIRD, self.assert_third_order_agrees),
+        ):
+            for m, n in tails(dtype, names):
+                with self.subTest(m=m, n=n, kernels=names):
+                    case = sized(m, n, 5, 6)
+                    check(Problem(case, is_causal=is_causal, scale=0.5), dtype)
 
     @parametrize("wanted,used", GRADIENTS)
     def test_wanted_gradients_of_attn(self, wanted, used):
@@ -298,6 +321,21 @@ class TestAttnTriton(TritonTestCase):
         self.assertEqual(tangent(problem, inputs, tangents), expected[0])
         self.assert_launched("tangent")
 
+    @parametrize("given", third_order.GIVEN, name_fn="_".join)
+    def test_wanted_results_of_the_third_order(self, given):
+        problem = Problem(sized(7, 9, 5, 3, 2), (1,), True, -0.5)
+        tensors = third_order.make(problem, "cpu", torch.float, given)
+        expected = third_order.defined(problem, tensors)
+        for mask in product((False, True), repeat=4):
+            self.launched.clear()
+            found = third_order.triple_backward(problem, tensors, mask)
+            there = [wanted and bool(x.any()) for wanted, x in zip(mask, expected)]
+            self.assert_launched(
+                *(name for name, of in zip(THIRD, (there[:2], there[2:])) if any(of))
+            )
+            wanted = [x if is_there else None for x, is_there in zip(expected, there)]
+            self.assertEqual(list(found), wanted)
+
     def test_wanted_gradients_of_output(self):
         problem = Problem(sized(7, 9, 5, 3, 2), (1,), True, -0.5)
         inputs, grad_output = problem.make("cpu", torch.float)
@@ -322,9 +360,12 @@ class TestAttnTriton(TritonTestCase):
         results = [
             *both_ways(torch.attn_output, problem, inputs, grad_output),
             *double_backward(problem, inputs, tangents, grad_output),
+            *third_order.triple_backward(
+                problem, [grad_output, *inputs, *tangents, grad_output, *tangents]
+            ),
             tangent(problem, inputs, tangents),
         ]
-        self.assert_launched(*OUTPUT, *SECOND, "tangent")
+        self.assert_launched(*OUTPUT, *SECOND, *THIRD, "tangent")
         return results
 
     def assert_same_bits(self, change, dtype, attn_case, problem):
@@ -612,6 +653,10 @@ class TestAttnTriton(TritonTestCase):
                 self.assert_says_the_same(lambda: tangent(problem, inputs, tangents))
                 self.assert_says_the_same(
                     lambda: double_backward(problem, inputs, tangents, grads[0])
+                )
+                args = [grads[0], *inputs, *tangents, *[None] * 4]
+                self.assert_says_the_same(
+                    lambda: third_order.triple_backward(problem, args)
                 )
 
     def test_what_is_composed(self):

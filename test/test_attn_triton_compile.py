@@ -103,6 +103,12 @@ def calls(q, k, v, grad_output, grad_attn, attn):
             {},
             ("tangent_grad_q", "tangent_grad_kv"),
         ),
+        (
+            "_attn_output_triple_backward",
+            (grad_output, q, k, v, q, None, v, grad_output, q, k, None, *seconds[3:]),
+            {},
+            ("third_grad_q", "third_grad_kv"),
+        ),
     )
 
 
@@ -112,7 +118,7 @@ class TestAttnTritonCompile(TestCase):
         self.made = []
         kernels = {
             name: Compiled(getattr(triton_kernels, name), self.made)
-            for name in ("_attn_rows", "_attn_columns")
+            for name in ("_attn_rows", "_attn_columns", "_attn_third_order")
         }
         device = triton_impl.Device("cuda", 90, SHARED)
         for patch in (

@@ -11,11 +11,11 @@ import torch
 from cases import (
     CUDNN,
     EVENTS,
+    HIGHER_ORDER_MODES,
     KERNEL,
     MODES,
     OUTPUT_MODES,
     SDPA,
-    SECOND_ORDER_MODES,
     TRITON,
     Case,
     Target,
@@ -114,7 +114,7 @@ class Device:
     def more(self, case: Case, mode: str) -> list[str]:
         """Returns who else takes part: SDPA beside attn_output, the kernel in small cases, and
         Triton's where the build has others in C++."""
-        first_order = mode not in SECOND_ORDER_MODES
+        first_order = mode not in HIGHER_ORDER_MODES
         softmax = mode in OUTPUT_MODES and first_order
         small = case.m * case.n * (case.d + case.e) * max(1, case.batch) < SMALL
         both = first_order and has_cuda_kernel("aten::_portable_attn")

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -55,6 +56,83 @@ def test_readme():
     page = Path(__file__).parents[1] / "README.md"
     (code,) = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
     exec(code, {})
+
+
+# What attn_output says of options that are none.
+MISTAKES = (
+    ({"is_causal": 1}, "attn_output(): argument 'is_causal' must be bool, not int"),
+    ({"is_causal": None}, "attn_output(): argument 'is_causal' must be bool, not NoneType"),
+    (
+        {"is_causal": torch.tensor(True)},
+        "attn_output(): argument 'is_causal' must be bool, not Tensor",
+    ),
+    ({"scale": None}, "attn_output(): argument 'scale' must be float, not NoneType"),
+    ({"scale": "1"}, "attn_output(): argument 'scale' must be float, not str"),
+    ({"scale": 1j}, "attn_output(): argument 'scale' must be float, not complex"),
+    ({"scale": torch.ones(2)}, "attn_output(): argument 'scale' must be float, not Tensor"),
+    ({"mask": None}, "attn_output() got an unexpected keyword argument 'mask'"),
+)
+
+
+@pytest.mark.parametrize("op", {torch_attn.attn_output, fused.attn_output})
+@pytest.mark.parametrize("options,said", MISTAKES)
+def test_mistakes_in_options(op, options, said):
+    """The native operator, where there is one, and the package's say the same."""
+    with pytest.raises(TypeError) as caught:
+        op(*make(), **options)
+    assert str(caught.value).splitlines()[0] == said
+
+
+@pytest.mark.parametrize("op", {torch_attn.attn_output, fused.attn_output})
+def test_numbers_that_are_a_scale(op):
+    inputs = make()
+    expected = op(*inputs, scale=2.0)
+    for scale in (2, np.float32(2), np.int64(2), torch.tensor(2.0), torch.tensor(2)):
+        assert torch.equal(op(*inputs, scale=scale), expected)
+    assert torch.equal(op(*inputs, scale=True), op(*inputs))
+
+
+def test_the_command_says_what_is_used():
+    done = subprocess.run(
+        [sys.executable, "-m", "torch_attn"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    title, cpu, *_ = done.stdout.splitlines()
+    assert title == f"torch_attn {torch_attn.__version__}, torch {torch.__version__}"
+    assert cpu == f"cpu: {torch_attn.backends()['cpu']}"
+    assert "self-test: 3 functions, 4 dtypes: right" in done.stdout
+    assert len(re.findall(r"and [\d.]+ times as long$", done.stdout, re.M)) == 3
+
+
+def test_the_command_says_what_is_wrong(monkeypatch, capsys):
+    from torch_attn import __main__ as command
+
+    name, op, plain = command.CHECKED[1]
+    off = (name, lambda q, k, v: op(q, k, v) * 1.01, plain)
+    monkeypatch.setattr(command, "CHECKED", (off,))
+    monkeypatch.setattr(command, "speed", list)
+    assert command.main() == 1
+    assert "attn_output, torch.float32: the output is wrong by 1.0e-02" in capsys.readouterr().out
+
+
+USER = """\
+import torch
+import torch_attn
+
+q = torch.randn(3, 4)
+output: torch.Tensor = torch_attn.attn_output(q, q, q, is_causal=True)
+output, attn = torch_attn.attn(q, q, q)
+print(torch_attn.__version__.upper(), torch_attn.backends()["cpu"], attn.size())
+"""
+
+
+def test_types(tmp_path):
+    """Code that uses the package is accepted, and a mistake in it is found."""
+    for code, status in ((USER, 0), (USER.replace("is_causal", "causal"), 1)):
+        (tmp_path / "user.py").write_text(code, encoding="utf-8")
+        command = [sys.executable, "-m", "mypy", "--strict", "user.py"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == status, done.stdout + done.stderr
 
 
 def test_is_native():

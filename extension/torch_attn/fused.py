@@ -77,11 +77,27 @@ def attn_output(
 
     Raises:
         RuntimeError: as `attn` does.
+        TypeError: if is_causal is no bool, or scale no number; None is none.
     """
+    if type(is_causal) is not bool or type(scale) is not float:
+        scale = _checked_scale(is_causal, scale)
     if torch.compiler.is_dynamo_compiling():
         _allow_in_graph()
         return _traced_attn_output(q, k, v, is_causal, scale)
     return _attn_output(q, k, v, is_causal, scale)
+
+
+def _checked_scale(is_causal, scale):
+    """Returns the scale as an operator of PyTorch's own takes it, or raises what that raises."""
+    wrong = "attn_output(): argument '{}' must be {}, not {}"
+    if not isinstance(is_causal, bool):
+        raise TypeError(wrong.format("is_causal", "bool", type(is_causal).__name__))
+    if isinstance(scale, (torch.SymFloat, torch.SymInt)):
+        return scale
+    is_scalar = getattr(scale, "ndim", None) == 0 and not getattr(scale, "requires_grad", False)
+    if isinstance(scale, complex) or not (isinstance(scale, (int, float)) or is_scalar):
+        raise TypeError(wrong.format("scale", "float", type(scale).__name__))
+    return float(scale)
 
 
 def _attn(q, k, v):

@@ -23,13 +23,14 @@ from cases import (  # noqa: E402
     COMPILE,
     CUDNN,
     EAGER,
+    FIELD_MODES,
     FUNCTION,
+    HIGHER_ORDER_MODES,
     JAX,
     KERNEL,
     MODES,
     OUTPUT_MODES,
     SDPA,
-    SECOND_ORDER_MODES,
     TITLES,
     TRITON,
     Case,
@@ -378,6 +379,8 @@ def test_random_cases_are_as_they_are_described():
         powers = sum(x & (x - 1) == 0 for x in values if x > 16)
         assert 0.1 < powers / sum(x > 16 for x in values) < 0.4
     assert 0 in {case.batch for case in cases} and max(case.batch for case in cases) > 500
+    few = [case.d in range(2, 9) for case, mode in found if mode in FIELD_MODES]
+    assert sum(few) > len(few) / 2
     for case in cases:
         assert case.passes("forward")[0].flops <= sweep.MAX_FLOPS
         assert case.bytes(1) and case.m * case.n * max(case.batch, 1) <= sweep.MAX_ELEMENTS
@@ -522,8 +525,8 @@ def test_over_the_length(tmp_path):
         assert "double backward: 1.8×" in bars and ("#ffffff" in bars) == (end != "-dark")
 
 
-@pytest.mark.parametrize("mode", SECOND_ORDER_MODES)
-def test_second_derivatives(mode):
+@pytest.mark.parametrize("mode", HIGHER_ORDER_MODES)
+def test_higher_derivatives(mode):
     """attn_output's are eager's, and the model counts the FLOPs that torch counts."""
     import contenders
     from torch.utils.flop_counter import FlopCounterMode

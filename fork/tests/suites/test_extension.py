@@ -33,27 +33,56 @@ def test_headers_are_all_that_is_kept_of_a_wheel(made, monkeypatch):
     assert extension.headers() == include
 
 
-def test_the_wheel_is_built_once_for_the_same_sources(tmp_path, monkeypatch):
-    sources = tmp_path / "extension"
-    (sources / "tests").mkdir(parents=True)
-    (sources / "a.cpp").write_text("1", encoding="utf-8")
-    monkeypatch.setattr(extension, "EXTENSION", sources)
+@pytest.fixture
+def built(tmp_path, monkeypatch):
+    """The folders that a wheel was built in; nothing is compiled."""
+    folder = tmp_path / "extension"
+    (folder / "tests").mkdir(parents=True)
+    (folder / "a.cpp").write_text("1", encoding="utf-8")
+    monkeypatch.setattr(extension, "EXTENSION", folder)
     monkeypatch.setattr(extension, "headers", lambda: tmp_path)
-    built = []
+    monkeypatch.setattr(extension, "make_venv", lambda *args: "python")
+    found = []
 
-    def run(command, log, wrong, env):
-        folder = command[command.index("-w") + 1]
-        folder.mkdir(parents=True)
-        (folder / "torch_attn-1.0.whl").touch()
-        built.append(folder)
+    def run(command, log, wrong, env=None):
+        if "--sdist" in command:
+            place = command[command.index("--outdir") + 1]
+            (place / "torch_attn-1.0.tar.gz").touch()
+        elif "wheel" in command:
+            place = command[command.index("-w") + 1]
+            assert command[-1] == place / "torch_attn-1.0.tar.gz"
+            (place / "torch_attn-1.0.whl").touch()
+            found.append(place)
 
     monkeypatch.setattr(extension, "run", run)
+    return found
+
+
+def test_the_wheel_is_built_once_for_the_same_sources(tmp_path, built):
     first = extension.build()
-    (sources / "tests" / "test_new.py").touch()
+    (tmp_path / "extension" / "tests" / "test_new.py").touch()
     assert extension.build() == first
-    (sources / "a.cpp").write_text("2", encoding="utf-8")
+    (tmp_path / "extension" / "a.cpp").write_text("2", encoding="utf-8")
     assert extension.build() != first
     assert len(built) == 2
+
+
+def test_the_source_package_has_the_kernels(built):
+    extension.build()
+    tree = built[0] / "source"
+    packed = {file.relative_to(tree).as_posix() for file in tree.rglob("*") if file.is_file()}
+    assert packed == set(extension.sources())
+    assert {"a.cpp", "fork/graft/capabilities.cmake"} < packed
+    assert "aten/src/ATen/native/cpu/AttnKernels.h" in packed
+
+
+def test_both_packages_are_put_in_dist(tmp_path, built, monkeypatch, capsys):
+    monkeypatch.setattr(extension, "DIST", tmp_path / "dist")
+    extension.wheel.callback()
+    names = ["torch_attn-1.0.tar.gz", "torch_attn-1.0.whl"]
+    assert sorted(file.name for file in (tmp_path / "dist").iterdir()) == names
+    *_, first, second = capsys.readouterr().out.splitlines()
+    assert [line.split(",")[0] for line in (first, second)] == [f"dist/{name}" for name in names]
 
 
 def test_other_python(tmp_path, monkeypatch):

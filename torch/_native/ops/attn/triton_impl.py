@@ -29,8 +29,10 @@ LARGEST_STRIDE = 2**31 // 256 - 1
 
 # The matrices that a kernel reads rows of. Their elements must be neighbors in memory; those of
 # attn and its gradient may lie anywhere.
-VECTORS = ("q", "k", "v", "grad_output", "q_tangent", "k_tangent", "v_tangent")
-OF_K = ("k", "v", "k_tangent", "v_tangent", "grad_k", "grad_v")
+TANGENTS_OF_K = ("k_tangent", "v_tangent", "u_k", "u_v", "w_k", "w_v")
+TANGENTS = ("q_tangent", "u_q", "w_q", "w_grad_output", *TANGENTS_OF_K)
+VECTORS = ("q", "k", "v", "grad_output", *TANGENTS)
+OF_K = ("k", "v", *TANGENTS_OF_K, "grad_k", "grad_v")
 
 
 class Device(NamedTuple):
@@ -133,9 +135,13 @@ class Problem:
         if plan is None:
             raise AssertionError(f"attn has no plan for {name}")
         of_columns = name.endswith("grad_kv")
-        kernel = (
-            triton_kernels._attn_columns if of_columns else triton_kernels._attn_rows
-        )
+        third_order = name.startswith("third_")
+        if third_order:
+            kernel = triton_kernels._attn_third_order
+        elif of_columns:
+            kernel = triton_kernels._attn_columns
+        else:
+            kernel = triton_kernels._attn_rows
         given = dict.fromkeys(kernel.arg_names[: kernel.arg_names.index("sizes")])
         for key, x in matrices.items():
             if x is None:
@@ -152,6 +158,8 @@ class Problem:
             n = self.n
             given |= {"k_sizes": self.k_sizes or (1,), "sharing": self.sharing}
             samples, blocks = math.prod(self.k_sizes), -(-self.n // plan.columns)
+        elif third_order:
+            given |= {"k_sizes": (1,), "sharing": 1}
         with on(self.device):
             kernel[(samples * blocks,)](
                 **given,
@@ -459,6 +467,84 @@ def double_backward_impl(
     return tangent, grad_q, grad_k, grad_v
 
 
+def triple_backward_cond(
+    grad_output: Optional[Tensor],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    u_q: Optional[Tensor],
+    u_k: Optional[Tensor],
+    u_v: Optional[Tensor],
+    w_grad_output: Optional[Tensor],
+    w_q: Optional[Tensor],
+    w_k: Optional[Tensor],
+    w_v: Optional[Tensor],
+    is_causal: bool,
+    scale: float,
+    output_mask: Sequence[bool],
+) -> bool:
+    d, e = q.size(-1), v.size(-1)
+    return any(output_mask) and takes(
+        ["third_grad_q", "third_grad_kv"],
+        *(q, k, v, is_causal, scale),
+        like_q=[(grad_output, e), (w_grad_output, e), (u_q, d), (w_q, d)],
+        like_k=[(u_k, d), (w_k, d), (u_v, e), (w_v, e)],
+    )
+
+
+def triple_backward_impl(
+    grad_output: Optional[Tensor],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    u_q: Optional[Tensor],
+    u_k: Optional[Tensor],
+    u_v: Optional[Tensor],
+    w_grad_output: Optional[Tensor],
+    w_q: Optional[Tensor],
+    w_k: Optional[Tensor],
+    w_v: Optional[Tensor],
+    is_causal: bool,
+    scale: float,
+    output_mask: Sequence[bool],
+) -> tuple[Optional[Tensor], ...]:
+    problem = Problem(q, k, v, is_causal, scale)
+    # Whether the scores have a derivative along u, along w; G and v a product that has both.
+    of_u = u_q is not None or u_k is not None
+    of_w = w_q is not None or w_k is not None
+    has_output = (of_u and (of_w or w_v is not None)) or (of_w and u_v is not None)
+    has_scores = grad_output is not None and has_output
+    if w_grad_output is not None:
+        has_scores = has_scores or of_u or u_v is not None
+    has_v = of_u and (w_grad_output is not None or grad_output is not None and of_w)
+    tangent, grad_q, grad_k, grad_v = (
+        q.new_empty(shape) if wanted and exists else None
+        for shape, wanted, exists in zip(
+            ((*q.shape[:-1], v.size(-1)), q.shape, k.shape, v.shape),
+            output_mask,
+            (has_output, has_scores, has_scores, has_v),
+        )
+    )
+    given = {
+        "q": q,
+        "k": k,
+        "v": v,
+        "grad_output": grad_output,
+        "u_q": u_q,
+        "u_k": u_k,
+        "u_v": u_v,
+        "w_grad_output": w_grad_output,
+        "w_q": w_q,
+        "w_k": w_k,
+        "w_v": w_v,
+    }
+    if tangent is not None or grad_q is not None:
+        problem.launch("third_grad_q", output_tangent=tangent, grad_q=grad_q, **given)
+    if grad_k is not None or grad_v is not None:
+        problem.launch("third_grad_kv", grad_k=grad_k, grad_v=grad_v, **given)
+    return tangent, grad_q, grad_k, grad_v
+
+
 # For each operator, whether its call is taken, and by what.
 KERNELS: dict[str, tuple[Callable[..., bool], Callable[..., Any]]] = {
     "attn": (attn_cond, attn_impl),
@@ -467,6 +553,7 @@ KERNELS: dict[str, tuple[Callable[..., bool], Callable[..., Any]]] = {
     "_attn_output_backward": (output_backward_cond, output_backward_impl),
     "_attn_output_jvp": (jvp_cond, jvp_impl),
     "_attn_output_double_backward": (double_backward_cond, double_backward_impl),
+    "_attn_output_triple_backward": (triple_backward_cond, triple_backward_impl),
 }
 
 

@@ -1,10 +1,10 @@
 """The Triton kernels of attn and attn_output.
 
-Two kernels serve all operators. `_attn_rows` goes through the columns of attn for a block of its
+Three kernels serve all operators. `_attn_rows` goes through the columns of attn for a block of its
 rows, and makes what has a row for each query: output, its tangent, the gradient of q.
 `_attn_columns` goes through the rows for a block of columns, and makes the gradients of k and v.
-Neither shares a sum with another program, so that the results have the same bits each time,
-without atomics.
+`_attn_third_order` does either for attn_output's third order. None shares a sum with another
+program, so that the results have the same bits each time, without atomics.
 
 With S = q kᵀ, P = tanh(scale S), or 0 where a query does not see a key, slope = 1 - P², G the
 gradient of output, G_a that of attn, X' the tangent of X:
@@ -125,10 +125,10 @@ def _load(
 ):
     """A tile of an m x n matrix, with zeros beyond it, where the tile may reach that far.
 
-    Of None some number, which nobody uses.
+    None of None.
     """
     if x is None:
-        tile = 0.0
+        tile = None
     elif M_TAIL or N_TAIL:
         inside = _inside(row, column, m, n, ROWS, COLUMNS, M_TAIL, N_TAIL)
         pointers = _tile(x, sample, row, column, ROWS, COLUMNS)
@@ -520,3 +520,214 @@ def _attn_columns(
         _store(grad_k, k_at, column, n, d, grad_k_acc * scale, BN, D, D_TAIL)
     if grad_v is not None:
         _store(grad_v, k_at, column, n, e, grad_v_acc, BN, E, E_TAIL)
+
+
+# The third order has derivatives along u and w of A v, D k, Dᵀ q and Aᵀ G, with
+#
+#     X = q kᵀ    A = tanh(scale X)    slope = scale (1 - A²)    T = G vᵀ    D = slope ∘ T
+#
+# or 0 each where a query does not see a key. q, k, v and G are linear along a direction: they have
+# no derivative along both. That of a product is a sum of products, and along one direction
+#
+#     A_u = slope ∘ X_u    slope_u = -2 scale A ∘ A_u
+#
+# In the following functions None is zero. It is left out when the kernel is compiled.
+@triton.jit
+def _plus(x, y):
+    """x + y"""
+    if x is None:
+        result = y
+    elif y is None:
+        result = x
+    else:
+        result = x + y
+    return result
+
+
+@triton.jit
+def _times(x, y):
+    """x ∘ y"""
+    if x is None:
+        result = x
+    elif y is None:
+        result = y
+    else:
+        result = x * y
+    return result
+
+
+@triton.jit
+def _plus_scores(acc, x, y, OF_ROWS: tl.constexpr, PRECISION: tl.constexpr):
+    """acc + x yᵀ; acc + y xᵀ unless OF_ROWS"""
+    if x is None or y is None:
+        result = acc
+    elif OF_ROWS:
+        result = _dot_t(x, y, acc, PRECISION)
+    else:
+        result = _dot_t(y, x, acc, PRECISION)
+    return result
+
+
+@triton.jit
+def _plus_product(acc, tile, x, visible, PRECISION: tl.constexpr):
+    """acc + tile x, where what is not visible of the tile is 0"""
+    if tile is None or x is None:
+        result = acc
+    else:
+        kept = tl.where(visible, tile, 0.0).to(x.dtype)
+        result = tl.dot(kept, x, acc, input_precision=PRECISION)
+    return result
+
+
+@triton.jit(do_not_specialize=["m"])
+def _attn_third_order(
+    q,
+    k,
+    v,
+    grad_output,
+    u_q,
+    u_k,
+    u_v,
+    w_grad_output,
+    w_q,
+    w_k,
+    w_v,
+    output_tangent,  # From here on matrices are written: either the first two
+    grad_q,
+    grad_k,  # or the last two.
+    grad_v,
+    sizes,
+    k_sizes,
+    sharing,
+    m,
+    n,
+    d,
+    e,
+    scale,
+    CAUSAL: tl.constexpr,
+    M_TAIL: tl.constexpr,
+    N_TAIL: tl.constexpr,
+    D_TAIL: tl.constexpr,
+    E_TAIL: tl.constexpr,
+    TANH: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    D: tl.constexpr,
+    E: tl.constexpr,
+):
+    OF_ROWS: tl.constexpr = output_tangent is not None or grad_q is not None
+    OF_OUTPUT: tl.constexpr = output_tangent is not None or grad_v is not None
+    OF_SCORES: tl.constexpr = grad_q is not None or grad_k is not None
+    LENGTH: tl.constexpr = BM if OF_ROWS else BN
+    STEP: tl.constexpr = BN if OF_ROWS else BM
+    blocks = tl.cdiv(m if OF_ROWS else n, LENGTH)
+    block = tl.program_id(0) % blocks
+    sample = tl.program_id(0) // blocks
+    begin = 0
+    if OF_ROWS:
+        if CAUSAL:
+            block = blocks - 1 - block  # The longest come first.
+        row = block * BM
+        at = (sample, sizes)
+        q_0 = _load(q, at, row, 0, m, d, BM, D, M_TAIL, D_TAIL)
+        q_u = _load(u_q, at, row, 0, m, d, BM, D, M_TAIL, D_TAIL)
+        q_w = _load(w_q, at, row, 0, m, d, BM, D, M_TAIL, D_TAIL)
+        G_0 = _load(grad_output, at, row, 0, m, e, BM, E, M_TAIL, E_TAIL)
+        G_w = _load(w_grad_output, at, row, 0, m, e, BM, E, M_TAIL, E_TAIL)
+        end = tl.minimum(n, row + BM) if CAUSAL else n
+    else:
+        column = block * BN
+        k_at = (sample, k_sizes)
+        k_0 = _load(k, k_at, column, 0, n, d, BN, D, N_TAIL, D_TAIL)
+        k_u = _load(u_k, k_at, column, 0, n, d, BN, D, N_TAIL, D_TAIL)
+        k_w = _load(w_k, k_at, column, 0, n, d, BN, D, N_TAIL, D_TAIL)
+        v_0 = _load(v, k_at, column, 0, n, e, BN, E, N_TAIL, E_TAIL)
+        v_u = _load(u_v, k_at, column, 0, n, e, BN, E, N_TAIL, E_TAIL)
+        v_w = _load(w_v, k_at, column, 0, n, e, BN, E, N_TAIL, E_TAIL)
+        end = m
+        if CAUSAL:
+            begin = column // BM * BM
+    of_d = tl.zeros((LENGTH, D), tl.float32)
+    of_e = tl.zeros((LENGTH, E), tl.float32)
+
+    for member in range(sharing):
+        for place in range(begin, end, STEP):
+            if OF_ROWS:
+                column = place
+                k_0 = _load(k, at, column, 0, n, d, BN, D, N_TAIL, D_TAIL)
+                k_u = _load(u_k, at, column, 0, n, d, BN, D, N_TAIL, D_TAIL)
+                k_w = _load(w_k, at, column, 0, n, d, BN, D, N_TAIL, D_TAIL)
+                v_0 = _load(v, at, column, 0, n, e, BN, E, N_TAIL, E_TAIL)
+                v_u = _load(u_v, at, column, 0, n, e, BN, E, N_TAIL, E_TAIL)
+                v_w = _load(w_v, at, column, 0, n, e, BN, E, N_TAIL, E_TAIL)
+                visible = (column + tl.arange(0, BN) < n)[None, :]
+            else:
+                row = place
+                at = (sample * sharing + member, sizes)
+                q_0 = _load(q, at, row, 0, m, d, BM, D, M_TAIL, D_TAIL)
+                q_u = _load(u_q, at, row, 0, m, d, BM, D, M_TAIL, D_TAIL)
+                q_w = _load(w_q, at, row, 0, m, d, BM, D, M_TAIL, D_TAIL)
+                G_0 = _load(grad_output, at, row, 0, m, e, BM, E, M_TAIL, E_TAIL)
+                G_w = _load(w_grad_output, at, row, 0, m, e, BM, E, M_TAIL, E_TAIL)
+                visible = (row + tl.arange(0, BM) < m)[None, :]
+            if CAUSAL:
+                rows, columns = row + tl.arange(0, BM), column + tl.arange(0, BN)
+                if OF_ROWS:
+                    visible = visible & (rows[:, None] >= columns[None, :])
+                else:
+                    visible = visible & (rows[None, :] >= columns[:, None])
+
+            X = _plus_scores(None, q_0, k_0, OF_ROWS, PRECISION)
+            X_u = _plus_scores(None, q_u, k_0, OF_ROWS, PRECISION)
+            X_u = _plus_scores(X_u, q_0, k_u, OF_ROWS, PRECISION)
+            X_w = _plus_scores(None, q_w, k_0, OF_ROWS, PRECISION)
+            X_w = _plus_scores(X_w, q_0, k_w, OF_ROWS, PRECISION)
+            X_uw = _plus_scores(None, q_u, k_w, OF_ROWS, PRECISION)
+            X_uw = _plus_scores(X_uw, q_w, k_u, OF_ROWS, PRECISION)
+            A = _tanh(X * scale, TANH)
+            slope = scale * (1 - A * A)
+            A_u, A_w = _times(slope, X_u), _times(slope, X_w)
+            slope_u = _times(-2 * scale * A, A_u)
+            slope_w = _times(-2 * scale * A, A_w)
+            A_uw = _plus(_times(slope_w, X_u), _times(slope, X_uw))
+
+            if OF_SCORES:
+                T = _plus_scores(None, G_0, v_0, OF_ROWS, PRECISION)
+                T_u = _plus_scores(None, G_0, v_u, OF_ROWS, PRECISION)
+                T_w = _plus_scores(None, G_0, v_w, OF_ROWS, PRECISION)
+                T_w = _plus_scores(T_w, G_w, v_0, OF_ROWS, PRECISION)
+                T_uw = _plus_scores(None, G_w, v_u, OF_ROWS, PRECISION)
+                slope_uw = _plus(_times(A_u, A_w), _times(A, A_uw))
+                slope_uw = _times(-2 * scale, slope_uw)
+                D_u = _plus(_times(slope_u, T), _times(slope, T_u))
+                D_w = _plus(_times(slope_w, T), _times(slope, T_w))
+                D_uw = _plus(_times(slope_uw, T), _times(slope_u, T_w))
+                D_uw = _plus(D_uw, _times(slope_w, T_u))
+                D_uw = _plus(D_uw, _times(slope, T_uw))
+            if OF_ROWS:
+                if OF_OUTPUT:
+                    of_e = _plus_product(of_e, A_uw, v_0, visible, PRECISION)
+                    of_e = _plus_product(of_e, A_u, v_w, visible, PRECISION)
+                    of_e = _plus_product(of_e, A_w, v_u, visible, PRECISION)
+                if OF_SCORES:
+                    of_d = _plus_product(of_d, D_uw, k_0, visible, PRECISION)
+                    of_d = _plus_product(of_d, D_w, k_u, visible, PRECISION)
+                    of_d = _plus_product(of_d, D_u, k_w, visible, PRECISION)
+            else:
+                if OF_OUTPUT:
+                    of_e = _plus_product(of_e, A_uw, G_0, visible, PRECISION)
+                    of_e = _plus_product(of_e, A_u, G_w, visible, PRECISION)
+                if OF_SCORES:
+                    of_d = _plus_product(of_d, D_uw, q_0, visible, PRECISION)
+                    of_d = _plus_product(of_d, D_w, q_u, visible, PRECISION)
+                    of_d = _plus_product(of_d, D_u, q_w, visible, PRECISION)
+
+    if output_tangent is not None:
+        _store(output_tangent, at, row, m, e, of_e, BM, E, E_TAIL)
+    if grad_q is not None:
+        _store(grad_q, at, row, m, d, of_d, BM, D, D_TAIL)
+    if grad_k is not None:
+        _store(grad_k, k_at, column, n, d, of_d, BN, D, D_TAIL)
+    if grad_v is not None:
+        _store(grad_v, k_at, column, n, e, of_e, BN, E, E_TAIL)

@@ -39,6 +39,9 @@ TABLE = {
         tangent_grad_q   128x32x8x2:65536    128x16x8x2:114688   16x32x8x2:91136
         tangent_grad_q   -                   32x32x8x2:59392     -
         tangent_grad_kv  32x64x8x2:49152     32x32x8x2:65536     32x16x8x2:98304
+        third_grad_q     32x64x8x2:73728     16x32x8x2:70656     16x16x8x2:90624
+        third_grad_kv    64x32x8x2:69632     64x16x8x2:108544    32x16x8x2:132096
+        third_grad_kv    -                   32x16x8x2:66560     16x16x8x2:90624
     """,
     # An H200 measured output at 64 and 128 with these tiles, in kernels that make the same
     # products: 499 and 584 TFLOPS. The tiles of 128x64 and 64x128 with 8 warps are others that it
@@ -55,6 +58,8 @@ TABLE = {
         tangent          128x64x8x3:131072   128x32x8x2:131072   16x32x8x2:82944
         tangent_grad_q   128x32x8x2:81920    128x16x8x2:131072   16x32x8x2:91136
         tangent_grad_kv  32x128x8x2:90112    32x16x8x2:49152     32x16x8x2:98304
+        third_grad_q     128x16x8x2:106496   16x16x4x2:45568     16x16x8x2:90624
+        third_grad_kv    64x16x8x2:55296     64x16x8x2:108544    32x16x8x2:132096
     """,
     # Nobody has measured these: as on 9.0, by the compiler's report.
     ("sm_100", 2): """
@@ -67,6 +72,8 @@ TABLE = {
         tangent          128x64x8x3:132096   128x64x8x2:197632   64x32x8x2:197632
         tangent_grad_q   128x32x8x2:94344    64x32x8x2:140288    16x32x8x2:91136
         tangent_grad_kv  32x64x8x2:69752     16x32x8x2:49152     32x16x8x2:98304
+        third_grad_q     32x32x8x2:47104     16x16x8x2:45568     16x16x8x2:90624
+        third_grad_kv    32x32x8x2:47104     64x16x8x2:108544    32x16x8x2:132096
     """,
     # Nobody has measured these. A block has 64 KiB, and takes a third stage nowhere.
     ("gfx942", 2): """
@@ -79,6 +86,8 @@ TABLE = {
         tangent          128x32x8x2:20480    128x16x8x2:32768    32x16x8x2:32768
         tangent_grad_q   64x32x4x2:20480     64x16x4x2:18432     16x16x4x2:32768
         tangent_grad_kv  32x64x4x2:20480     16x64x4x2:16384     16x16x4x2:24576
+        third_grad_q     64x16x4x2:16384     64x16x4x2:28672     -
+        third_grad_kv    32x16x4x2:20480     16x32x4x2:22528     -
     """,
     # Three products make one of floats, so the tiles are small. Nobody has measured them: they
     # are the largest that spill at most 32 bytes, or those that spill least. A kernel that would
@@ -93,6 +102,8 @@ TABLE = {
         tangent          32x32x8x2:73728     16x32x8x2:102400    -
         tangent_grad_q   16x32x4x2:53248     16x16x8x2:65536     -
         tangent_grad_kv  32x16x4x2:49152     16x16x8x2:81920     -
+        third_grad_q     16x16x8x2:45056     -                   -
+        third_grad_kv    16x16x8x2:53248     -                   -
     """,
     # These are the tiles of 9.0.
     ("sm_100", 4): """
@@ -105,6 +116,8 @@ TABLE = {
         tangent          32x32x8x2:73728     16x32x8x2:102400    -
         tangent_grad_q   16x32x4x2:53248     16x16x8x2:65536     -
         tangent_grad_kv  32x16x4x2:49152     16x16x8x2:81920     -
+        third_grad_q     16x16x8x2:45056     -                   -
+        third_grad_kv    16x16x8x2:53248     -                   -
     """,
 }
 

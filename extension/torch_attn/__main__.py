@@ -1,0 +1,110 @@
+"""python -m torch_attn: what is used, whether it computes what it should, and how fast it is."""
+
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from statistics import median
+
+import torch
+from torch import Tensor
+
+import torch_attn
+
+DTYPES = (torch.float, torch.double, torch.bfloat16, torch.half)
+RESULTS = ("output", "gradient of q", "gradient of k", "gradient of v")
+# Of what is measured: dtype, n = m, d = e.
+CASES = ((torch.float, 512, 64), (torch.float, 1024, 64), (torch.bfloat16, 1024, 64))
+ROUNDS, SECONDS = 7, 0.02  # in each round all take a turn, for so long
+
+
+def eager(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, scale: float = 1.0) -> Tensor:
+    scores = torch.tanh(q @ k.mT * scale)
+    return (scores.tril() if is_causal else scores) @ v
+
+
+def attn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch_attn.attn(q, k, v)[0]
+
+
+def causal(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda q, k, v: op(q, k, v, is_causal=True, scale=0.5)
+
+
+CHECKED = (
+    ("attn", attn, eager),
+    ("attn_output", torch_attn.attn_output, eager),
+    ("attn_output, causal", causal(torch_attn.attn_output), causal(eager)),
+)
+
+
+def inputs(dtype: torch.dtype, n: int, d: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    draw = [torch.randn(n, d, generator=generator) for _ in "qkv"]
+    scales = d**-0.25, d**-0.25, 1
+    return [(x * y).to(dtype).requires_grad_() for x, y in zip(draw, scales, strict=True)]
+
+
+def step(op: Callable[..., Tensor], given: list[Tensor]) -> list[Tensor]:
+    """The output, and the gradients of q, k and v."""
+    output = op(*given)
+    return [output, *torch.autograd.grad(output, given, torch.ones_like(output))]
+
+
+def wrong() -> list[str]:
+    """What differs from eager's results in double by more than twice what eager's own differ.
+
+    In double these are the same, and some roundings are allowed.
+    """
+    found = []
+    for dtype in DTYPES:
+        given = inputs(dtype, 200, 48)
+        wide = [x.detach().double().requires_grad_() for x in given]
+        for name, op, plain in CHECKED:
+            exact = step(plain, wide)
+            results = zip(RESULTS, step(op, given), step(plain, given), exact, strict=True)
+            for result, x, y, z in results:
+                error, usual = ((a.double() - z).norm() / z.norm() for a in (x, y))
+                roundings = 8 if dtype == torch.double else 0.5
+                if not error <= 2 * usual + roundings * torch.finfo(dtype).eps:
+                    found.append(f"{name}, {dtype}: the {result} is wrong by {error:.1e}")
+    return found
+
+
+def seconds(run: Callable[[], object]) -> float:
+    """The mean time of a call, of as many as SECONDS allow."""
+    begin, calls = time.perf_counter(), 0
+    while (now := time.perf_counter()) < begin + SECONDS or calls == 0:
+        run()
+        calls += 1
+    return (now - begin) / calls
+
+
+def speed() -> list[str]:
+    """Lines of a table: times of a step, and how many times as long eager takes."""
+    lines = [f"{'a step of':30}{'attn':>12}{'attn_output':>14}    eager takes"]
+    for dtype, n, d in CASES:
+        given = inputs(dtype, n, d)
+        ops = attn, torch_attn.attn_output, eager
+        runs = [partial(step, op, given) for op in ops]
+        rounds = [[seconds(run) for run in runs] for _ in range(ROUNDS + 1)][1:]
+        of_attn, of_output = (median(times[i] for times in rounds) for i in range(2))
+        ratios = [median(times[2] / times[i] for times in rounds) for i in range(2)]
+        name = f"{str(dtype).removeprefix('torch.')}, n = {n}, d = {d}"
+        times = f"{of_attn * 1e3:9.2f} ms{of_output * 1e3:11.2f} ms"
+        lines.append(f"{name:30}{times}    {ratios[0]:.2f} and {ratios[1]:.2f} times as long")
+    return lines
+
+
+def main() -> int:
+    print(f"torch_attn {torch_attn.__version__}, torch {torch.__version__}")
+    for device, how in torch_attn.backends().items():
+        print(f"{device}: {how}")
+    found = wrong()
+    print("\n".join(found) or f"self-test: {len(CHECKED)} functions, {len(DTYPES)} dtypes: right")
+    print(f"speed, {torch.get_num_threads()} threads:", *speed(), sep="\n")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
