@@ -296,13 +296,14 @@ def cases(dtype):
         return
     # Whether oneDNN multiplies, or VDPBF16PS, on a machine that has what it takes.
     yield from (
-        ("brgemm", (9, 17, 17, 16), "yes"),
-        ("brgemm", (8, 17, 17, 16), "no"),
-        ("brgemm", (9, 16, 17, 16), "no"),
-        ("brgemm", (9, 17, 16, 16), "no"),
-        ("brgemm", (9, 17, 33, 0), "no"),
-        ("brgemm backward", (49, 17, 17, 16), "yes"),
-        ("brgemm backward", (48, 17, 17, 16), "no"),
+        ("brgemm", (9, 112, 17, 16), "yes"),
+        ("brgemm", (8, 126, 17, 16), "no"),
+        ("brgemm", (63, 16, 17, 16), "no"),
+        ("brgemm", (9, 111, 17, 16), "no"),
+        ("brgemm", (9, 112, 16, 16), "no"),
+        ("brgemm", (9, 112, 33, 0), "no"),
+        ("brgemm backward", (13, 77, 17, 16), "yes"),
+        ("brgemm backward", (12, 84, 17, 16), "no"),
         ("pairs", (5, 5, 1, 1), "yes"),
         ("pairs", (4, 5, 1, 1), "no"),
         ("pairs", (5, 4, 1, 18), "yes"),
