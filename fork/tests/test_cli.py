@@ -34,7 +34,7 @@ COMMANDS = (
     *("graft", "install", "source", "site"),
     *("test", "test-upstream", "test-stack", "test-releases", "test-sanitizers"),
     *("test-arm64", "test-mutants", "cuda-check", "triton-check"),
-    *("course", "extension", "lint", "capabilities", "ci"),
+    *("course", "extension", "wheel", "lint", "capabilities", "ci"),
     *("bench", "bench-gpu"),
 )
 
