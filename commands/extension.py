@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -20,7 +21,7 @@ from fork.overlay import download_wheel, files_under
 from fork.suites import environment
 
 EXTENSION = paths.ROOT / "extension"
-# What else it is made of. The source package has these at the same place below its own folder.
+# The package is made of these, too. Its source package has them at the same place in its folder.
 KERNELS = "aten/src/ATen/native/cpu"
 FLAGS = "fork/graft/capabilities.cmake"
 MADE = paths.BUILD / "extension"
@@ -82,28 +83,35 @@ def build() -> Path:
     """Returns the wheel, built from the source package unless there is one of the same sources."""
     files = sources()
     folder = MADE / paths.digest(files, HEADERS)[:16]
-    if not list(folder.glob("*.whl")):
-        env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-        include, tree = headers(), folder / "source"
-        with step("pack torch-attn's sources"):
-            python = make_venv(paths.BUILD / "venv-package", REQUIREMENTS)
-            shutil.rmtree(tree, ignore_errors=True)
-            for name, file in files.items():
-                (tree / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(file, tree / name)
-            command = [python, "-m", "build", "--sdist", "--outdir", folder, tree]
-            run(command, MADE / "sdist.log", "torch-attn cannot be packed", env=env)
-        (package,) = folder.glob("*.tar.gz")
-        with step("compile torch-attn"):
-            setting = f"-Ccmake.define.TORCH_INCLUDE={include}"
-            pip = [sys.executable, "-m", "pip", "wheel", "--no-deps"]
-            wrong = "torch-attn cannot be built"
-            run([*pip, setting, "-w", folder, package], MADE / "wheel.log", wrong, env=env)
-        (wheel,) = folder.glob("*.whl")
-        command = [python, "-m", "twine", "check", "--strict", package, wheel]
-        run(command, MADE / "twine.log", "torch-attn cannot be uploaded")
+    if not folder.exists():
+        include = headers()
+        # What is packed but fails a check is no package.
+        with paths.atomically(folder, folder=True) as partial:
+            _build_in(partial, files, include)
     (wheel,) = folder.glob("*.whl")
     return wheel
+
+
+def _build_in(folder: Path, files: Mapping[str, Path], include: Path) -> None:
+    """Packs the sources, builds the wheel from that package, and checks both."""
+    env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    tree = folder / "source"
+    with step("pack torch-attn's sources"):
+        python = make_venv(paths.BUILD / "venv-package", REQUIREMENTS)
+        for name, file in files.items():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, tree / name)
+        command = [python, "-m", "build", "--sdist", "--outdir", folder, tree]
+        run(command, MADE / "sdist.log", "torch-attn cannot be packed", env=env)
+    (package,) = folder.glob("*.tar.gz")
+    with step("compile torch-attn"):
+        setting = f"-Ccmake.define.TORCH_INCLUDE={include}"
+        pip = [sys.executable, "-m", "pip", "wheel", "--no-deps"]
+        wrong = "torch-attn cannot be built"
+        run([*pip, setting, "-w", folder, package], MADE / "wheel.log", wrong, env=env)
+    (wheel,) = folder.glob("*.whl")
+    command = [python, "-m", "twine", "check", "--strict", package, wheel]
+    run(command, MADE / "twine.log", "torch-attn cannot be uploaded")
 
 
 def headers() -> Path:

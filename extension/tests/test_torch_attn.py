@@ -58,7 +58,7 @@ def test_readme():
     exec(code, {})
 
 
-# What attn_output says of options that are none.
+# Options that attn_output refuses, and what it says of each.
 MISTAKES = (
     ({"is_causal": 1}, "attn_output(): argument 'is_causal' must be bool, not int"),
     ({"is_causal": None}, "attn_output(): argument 'is_causal' must be bool, not NoneType"),

@@ -13,7 +13,7 @@ import torch_attn
 
 DTYPES = (torch.float, torch.double, torch.bfloat16, torch.half)
 RESULTS = ("output", "gradient of q", "gradient of k", "gradient of v")
-# Of what is measured: dtype, n = m, d = e.
+# Each case that is measured is a dtype, n = m, and d = e.
 CASES = ((torch.float, 512, 64), (torch.float, 1024, 64), (torch.bfloat16, 1024, 64))
 ROUNDS, SECONDS = 7, 0.02  # in each round all take a turn, for so long
 

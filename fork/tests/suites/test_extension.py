@@ -68,12 +68,27 @@ def test_the_wheel_is_built_once_for_the_same_sources(tmp_path, built):
 
 
 def test_the_source_package_has_the_kernels(built):
-    extension.build()
-    tree = built[0] / "source"
+    tree = extension.build().parent / "source"
     packed = {file.relative_to(tree).as_posix() for file in tree.rglob("*") if file.is_file()}
     assert packed == set(extension.sources())
     assert {"a.cpp", "fork/graft/capabilities.cmake"} < packed
     assert "aten/src/ATen/native/cpu/AttnKernels.h" in packed
+
+
+def test_a_package_that_fails_a_check_is_built_again(built, monkeypatch):
+    run = extension.run
+
+    def refused(command, *args, **kwargs):
+        if "twine" in command:
+            raise ForkError("torch-attn cannot be uploaded")
+        run(command, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(extension, "run", refused)
+        with pytest.raises(ForkError, match="uploaded"):
+            extension.build()
+    extension.build()
+    assert len(built) == 2
 
 
 def test_both_packages_are_put_in_dist(tmp_path, built, monkeypatch, capsys):

@@ -509,7 +509,7 @@ def triple_backward_impl(
     output_mask: Sequence[bool],
 ) -> tuple[Optional[Tensor], ...]:
     problem = Problem(q, k, v, is_causal, scale)
-    # Whether the scores have a derivative along u, along w; G and v a product that has both.
+    # A result exists if one of its terms does. The scores depend on u, and on w:
     of_u = u_q is not None or u_k is not None
     of_w = w_q is not None or w_k is not None
     has_output = (of_u and (of_w or w_v is not None)) or (of_w and u_v is not None)
