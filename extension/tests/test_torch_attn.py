@@ -43,7 +43,9 @@ def gradients(op, inputs, **options):
 @pytest.mark.skipif(not torch_attn.is_native, reason="this torch has no attn of its own")
 @pytest.mark.parametrize("dtype", (torch.float, torch.double, torch.bfloat16, torch.half))
 def test_same_bits_as_native(dtype):
-    inputs = make(2, m=130, n=200, d=40, e=24, dtype=dtype)
+    # With AMX the native operators leave larger bfloat16 and half to oneDNN, the package does not.
+    m, n = (130, 200) if dtype in (torch.float, torch.double) else (30, 33)
+    inputs = make(2, m=m, n=n, d=40, e=24, dtype=dtype)
     pairs = zip(gradients(torch_attn.attn, inputs), gradients(fused.attn, inputs), strict=True)
     assert all(torch.equal(x, y) for x, y in pairs)
     for options in OPTIONS:
