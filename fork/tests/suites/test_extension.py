@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -41,7 +42,7 @@ def built(tmp_path, monkeypatch):
     (folder / "a.cpp").write_text("1", encoding="utf-8")
     monkeypatch.setattr(extension, "EXTENSION", folder)
     monkeypatch.setattr(extension, "headers", lambda: tmp_path)
-    monkeypatch.setattr(extension, "make_venv", lambda *args: "python")
+    monkeypatch.setattr(extension, "make_venv", lambda *args: tmp_path / "bin" / "python")
     found = []
 
     def run(command, log, wrong, env=None):
@@ -50,9 +51,13 @@ def built(tmp_path, monkeypatch):
             (place / "torch_attn-1.0.tar.gz").touch()
         elif "wheel" in command:
             place = command[command.index("-w") + 1]
-            assert command[-1] == place / "torch_attn-1.0.tar.gz"
-            (place / "torch_attn-1.0.whl").touch()
+            assert command[-1] == place.parent / "torch_attn-1.0.tar.gz"
+            place.mkdir()
+            (place / "torch_attn-1.0-linux.whl").touch()
             found.append(place)
+        elif "repair" in command:
+            place = command[command.index("-w") + 1]
+            command[-1].rename(place / "torch_attn-1.0.whl")
 
     monkeypatch.setattr(extension, "run", run)
     return found
@@ -75,24 +80,37 @@ def test_the_source_package_has_the_kernels(built):
     assert "aten/src/ATen/native/cpu/AttnKernels.h" in packed
 
 
-def test_a_package_that_fails_a_check_is_built_again(built, monkeypatch):
+@pytest.mark.parametrize("tool", ("auditwheel", "twine", "abi3audit"))
+def test_a_package_that_fails_a_check_is_built_again(built, monkeypatch, tool):
     run = extension.run
 
     def refused(command, *args, **kwargs):
-        if "twine" in command:
-            raise ForkError("torch-attn cannot be uploaded")
+        if Path(command[0]).name == tool:
+            raise ForkError("refused")
         run(command, *args, **kwargs)
 
     with monkeypatch.context() as patch:
         patch.setattr(extension, "run", refused)
-        with pytest.raises(ForkError, match="uploaded"):
+        with pytest.raises(ForkError, match="refused"):
             extension.build()
     extension.build()
     assert len(built) == 2
 
 
-def test_both_packages_are_put_in_dist(tmp_path, built, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    "tag, wanted",
+    [("manylinux_2_27_x86_64", True), ("manylinux_2_28_aarch64", True)]
+    + [("manylinux_2_34_x86_64", False), ("linux_x86_64", False)],
+)
+def test_runs_where_torch_does(tag, wanted):
+    wheel = Path(f"torch_attn-1.0-cp310-abi3-{tag}.whl")
+    assert extension.runs_where_torch_does(wheel) == wanted
+
+
+def test_both_packages_alone_are_put_in_dist(tmp_path, built, monkeypatch, capsys):
     monkeypatch.setattr(extension, "DIST", tmp_path / "dist")
+    (tmp_path / "dist").mkdir()
+    (tmp_path / "dist" / "torch_attn-1.0-other.whl").touch()
     extension.wheel.callback()
     names = ["torch_attn-1.0.tar.gz", "torch_attn-1.0.whl"]
     assert sorted(file.name for file in (tmp_path / "dist").iterdir()) == names
