@@ -1,6 +1,7 @@
 """The extension: its wheel built once, and tested on several releases of PyTorch."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -27,6 +28,8 @@ FLAGS = "fork/graft/capabilities.cmake"
 MADE = paths.BUILD / "extension"
 DIST = paths.ROOT / "dist"
 REQUIREMENTS = EXTENSION / "requirements.txt"  # of what packs it
+TORCH = "libtorch_cpu.so"  # is never part of the wheel
+GLIBC = 28  # torch's own wheels are manylinux_2_28: ours must run wherever they do
 HEADERS = "2.14.1"  # earlier ones leak where an operator has a `str`
 # The one wheel is tested on the oldest release that it is for, on the default one, and on the
 # newest that pip installs here.
@@ -54,7 +57,10 @@ def extension(base: str | None) -> None:
         passed = [test(wheel, *which, table) for which in zip(releases, pythons, strict=True)]
         if (paths.VENV / STAMP).exists():
             passed.append(test_beside_native(wheel, table))
+    passed.append(runs_where_torch_does(wheel))
     print_wide(table)
+    if not passed[-1]:
+        console.print(f"FAIL: some systems that torch is for are not in {wheel.name}'s tag")
     if not base and other is None:
         console.print("no other Python than this one is on the PATH")
     sys.exit(0 if all(passed) else 1)
@@ -66,6 +72,8 @@ def wheel() -> None:
     with paths.alone("extension"):
         made = build().parent
         DIST.mkdir(exist_ok=True)
+        for old in DIST.glob("torch_attn-*"):
+            old.unlink()
         for package in (*made.glob("*.tar.gz"), *made.glob("*.whl")):
             shutil.copy2(package, DIST)
             console.print(f"{DIST.name}/{package.name}, {package.stat().st_size / 1e6:.2f} MB")
@@ -94,10 +102,11 @@ def build() -> Path:
 
 def _build_in(folder: Path, files: Mapping[str, Path], include: Path) -> None:
     """Packs the sources, builds the wheel from that package, and checks both."""
-    env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     tree = folder / "source"
     with step("pack torch-attn's sources"):
         python = make_venv(paths.BUILD / "venv-package", REQUIREMENTS)
+        tools = python.parent
+        env = os.environ | {"PATH": f"{tools}:{Path(sys.executable).parent}:{os.environ['PATH']}"}
         for name, file in files.items():
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, tree / name)
@@ -108,10 +117,23 @@ def _build_in(folder: Path, files: Mapping[str, Path], include: Path) -> None:
         setting = f"-Ccmake.define.TORCH_INCLUDE={include}"
         pip = [sys.executable, "-m", "pip", "wheel", "--no-deps"]
         wrong = "torch-attn cannot be built"
-        run([*pip, setting, "-w", folder, package], MADE / "wheel.log", wrong, env=env)
+        run([*pip, setting, "-w", folder / "linux", package], MADE / "wheel.log", wrong, env=env)
+    (local,) = (folder / "linux").glob("*.whl")
+    # Names the wheel after the oldest systems that have all the symbols it asks for.
+    command = [tools / "auditwheel", "repair", f"--exclude={TORCH}", "-w", folder, local]
+    wrong = "torch-attn's wheel gets no tag"
+    run(command, MADE / "auditwheel.log", wrong, env=env)
     (wheel,) = folder.glob("*.whl")
-    command = [python, "-m", "twine", "check", "--strict", package, wheel]
-    run(command, MADE / "twine.log", "torch-attn cannot be uploaded")
+    shutil.rmtree(local.parent)
+    wrong = "torch-attn cannot be uploaded"
+    command = [tools / "twine", "check", "--strict", package, wheel]
+    run(command, MADE / "twine.log", wrong)
+    run([tools / "abi3audit", "--strict", wheel], MADE / "abi3audit.log", wrong)
+
+
+def runs_where_torch_does(wheel: Path) -> bool:
+    tag = re.search(r"manylinux_2_(\d+)_", wheel.name)
+    return tag is not None and int(tag[1]) <= GLIBC
 
 
 def headers() -> Path:

