@@ -402,11 +402,13 @@ def rule(dtype, plain, reference, case, ranks=1, order=1):
     which the others depend on, and on each rank, and in the accumulator once for every term
     of the sums, which never go across a batch. Half and bfloat16 accumulate in float. By the
     product rule a derivative of second ``order`` has twice the terms, each with a factor that
-    is a rounded first one.
+    is a rounded first one. A reference in float64 is as inexact as the result.
     """
     wide = torch.float if dtype in (torch.half, torch.bfloat16) else dtype
     terms = case.m + case.d + case.n + case.e
     eps = torch.finfo(dtype).eps * (2 + ranks) + terms * torch.finfo(wide).eps
+    if dtype in (torch.double, torch.cdouble):
+        eps *= 2
     return 2 * abs(plain - reference).max() + order**2 * eps * abs(reference).max()
 
 

@@ -179,8 +179,8 @@ std::array<Tensor, 4> attn_output_derivatives(
   }
   for (const auto& [i, y] : {std::pair(2, all_k[0]), {3, all_v[0]}}) {
     if (results[i].defined()) {
-      const auto sizes = seen(y, q[0], is_causal).sym_sizes();
-      results[i] = of_all(at::sum_to(results[i], sizes), y);
+      const auto like = seen(y, q[0], is_causal);
+      results[i] = of_all(at::sum_to(results[i], like.sym_sizes()), y);
     }
   }
   return results;
