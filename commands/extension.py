@@ -24,6 +24,7 @@ from fork.suites import environment
 EXTENSION = paths.ROOT / "extension"
 # The package is made of these, too. Its source package has them at the same place in its folder.
 KERNELS = "aten/src/ATen/native/cpu"
+TRITON = "torch/_native/ops/attn"
 FLAGS = "fork/graft/capabilities.cmake"
 MADE = paths.BUILD / "extension"
 DIST = paths.ROOT / "dist"
@@ -82,8 +83,9 @@ def wheel() -> None:
 def sources() -> dict[str, Path]:
     """The files of the source package, by their paths in it."""
     found = {name: EXTENSION / name for name in files_under(EXTENSION, {"tests"})}
-    kernels = sorted((paths.ROOT / KERNELS).glob("Attn*.h"))
-    found |= {f"{KERNELS}/{file.name}": file for file in kernels}
+    for folder, pattern in ((KERNELS, "Attn*.h"), (TRITON, "triton_*.py")):
+        files = sorted((paths.ROOT / folder).glob(pattern))
+        found |= {f"{folder}/{file.name}": file for file in files}
     return found | {FLAGS: paths.ROOT / FLAGS}
 
 

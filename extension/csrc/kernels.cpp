@@ -2,6 +2,8 @@
 
 #include <ATen/native/cpu/AttnKernel.h>
 #include <ATen/native/cpu/AttnKernels.h>
+#include <ATen/native/cpu/AttnSecondOrderTile.h>
+#include <ATen/native/cpu/AttnThirdOrderTile.h>
 
 namespace torch_attn {
 
@@ -12,6 +14,15 @@ constexpr Runtime runtime{
     run,
     allocate,
     release};
+
+// Has the backward's tasks compute the tiles of TileOf.
+template <template <typename> class TileOf, typename S, typename Args>
+void derivatives(const Args& args) {
+  with_tiles<S>(true, args.sizes, [&](auto tiles) {
+    using Tile = TileOf<typename decltype(tiles)::type>;
+    at::native::attn_cpu::backward_by<S, Tile>(args, runtime);
+  });
+}
 
 } // namespace
 
@@ -29,13 +40,38 @@ void backward(const BackwardArgs<S>& args) {
   at::native::attn_cpu::backward(args, runtime);
 }
 
-template void forward(const ForwardArgs<at::Half>& args);
-template void forward(const ForwardArgs<at::BFloat16>& args);
-template void forward(const ForwardArgs<float>& args);
-template void forward(const ForwardArgs<double>& args);
-template void backward(const BackwardArgs<at::Half>& args);
-template void backward(const BackwardArgs<at::BFloat16>& args);
-template void backward(const BackwardArgs<float>& args);
-template void backward(const BackwardArgs<double>& args);
+template <typename S>
+void second_order(
+    const MatrixBatch<S>& output_tangent,
+    const BackwardArgs<S>& args,
+    const Tangents<S>& u) {
+  derivatives<SecondOrderTile, S>(
+      SecondOrderArgs<S>{args, output_tangent, u.q, u.k, u.v});
+}
+
+template <typename S>
+void third_order(
+    const MatrixBatch<S>& output_tangent,
+    const BackwardArgs<S>& args,
+    const Tangents<S>& u,
+    const Tangents<S>& w) {
+  derivatives<ThirdOrderTile, S>(ThirdOrderArgs<S>{
+      {args, output_tangent, u.q, u.k, u.v}, w.grad_output, w.q, w.k, w.v});
+}
+
+#define INSTANTIATE(S)                                                    \
+  template void forward(const ForwardArgs<S>&);                           \
+  template void backward(const BackwardArgs<S>&);                         \
+  template void second_order(                                             \
+      const MatrixBatch<S>&, const BackwardArgs<S>&, const Tangents<S>&); \
+  template void third_order(                                              \
+      const MatrixBatch<S>&,                                              \
+      const BackwardArgs<S>&,                                             \
+      const Tangents<S>&,                                                 \
+      const Tangents<S>&);
+INSTANTIATE(at::Half)
+INSTANTIATE(at::BFloat16)
+INSTANTIATE(float)
+INSTANTIATE(double)
 
 } // namespace torch_attn

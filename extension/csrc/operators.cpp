@@ -62,6 +62,7 @@ namespace {
 using torch::stable::Tensor;
 using Optional = std::optional<Tensor>;
 using Results = std::tuple<Tensor, Tensor, Tensor>;
+using SecondOrderResults = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 using Gradients = std::array<Optional, 3>;
 using Mask = torch::headeronly::HeaderOnlyArrayRef<bool>;
 
@@ -134,7 +135,7 @@ bool is_result(const Optional& x, const Tensor& q, int64_t cols) {
 // Calls an operator that fused.py defines. Its results come first on the stack.
 template <typename... Args>
 auto call(const std::string& op, const Args&... args) {
-  std::array<StableIValue, std::max<size_t>(sizeof...(Args), 3)> stack{
+  std::array<StableIValue, std::max<size_t>(sizeof...(Args), 4)> stack{
       torch::stable::detail::from(args)...};
   TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(
       ("torch_attn::" + op).c_str(), "", stack.data(), TORCH_ABI_VERSION));
@@ -143,16 +144,17 @@ auto call(const std::string& op, const Args&... args) {
 
 // Has composed.py compute what the kernels don't take. First asks what is wrong
 // with the arguments: an error raised there would lose its text on the way.
-template <typename... Args>
-Results composed(const std::string& op, const Args&... args) {
+template <typename Found, typename... Args>
+Found composed(const std::string& op, const Args&... args) {
   const auto wrong = torch::stable::detail::to<std::string>(
       call("_wrong_" + op, args...).front());
   if (!wrong.empty()) {
     throw std::runtime_error(wrong);
   }
   auto results = call("_composed_" + op, args...);
-  return torch::stable::detail::unbox_to_tuple<Tensor, Tensor, Tensor>(
-      results.data());
+  return [&]<typename... X>(std::tuple<X...>*) {
+    return torch::stable::detail::unbox_to_tuple<X...>(results.data());
+  }(static_cast<Found*>(nullptr));
 }
 
 // A new contiguous tensor of the dtype and the device of `like`.
@@ -235,7 +237,7 @@ class SharedBatch {
  private:
   std::vector<int64_t> batch_, order_;
   int64_t group_ = 1;
-  std::array<std::vector<int64_t>, 18> arrays_; // of at most nine tensors
+  std::array<std::vector<int64_t>, 30> arrays_; // of at most 15 tensors
   size_t used_ = 0;
 };
 
@@ -325,12 +327,16 @@ void run_backward(
   });
 }
 
-// Which gradients are wanted, of q, k and v.
-std::array<bool, 3> mask_of(const std::vector<bool>& output_mask) {
-  if (output_mask.size() != 3) {
-    throw std::runtime_error("output_mask must have 3 elements");
+// Which results are wanted.
+template <size_t N>
+std::array<bool, N> mask_of(const std::vector<bool>& output_mask) {
+  if (output_mask.size() != N) {
+    throw std::runtime_error(
+        "output_mask must have " + std::to_string(N) + " elements");
   }
-  return {output_mask[0], output_mask[1], output_mask[2]};
+  std::array<bool, N> mask;
+  std::copy(output_mask.begin(), output_mask.end(), mask.begin());
+  return mask;
 }
 
 Optional empty_like(const Tensor& x, bool wanted) {
@@ -352,8 +358,7 @@ Results results_of(const Gradients& grads) {
 std::tuple<Tensor, Tensor> attn(
     const Tensor& q, const Tensor& k, const Tensor& v) {
   if (!fits(q, k, v, false)) {
-    const auto [output, attn, none] = composed("attn", q, k, v);
-    return {output, attn};
+    return composed<std::tuple<Tensor, Tensor>>("attn", q, k, v);
   }
   auto output = empty(q, result_sizes(q, v.size(-1)));
   auto attn = empty(q, result_sizes(q, k.size(-2)));
@@ -369,11 +374,11 @@ Results attn_backward(
     const Tensor& v,
     const Tensor& attn,
     const std::vector<bool>& output_mask) {
-  const auto mask = mask_of(output_mask);
+  const auto mask = mask_of<3>(output_mask);
   if (!fits(q, k, v, false) || !is_result(attn, q, k.size(-2)) ||
       !is_result(grad_attn, q, k.size(-2)) ||
       !is_result(grad_output, q, v.size(-1))) {
-    return composed(
+    return composed<Results>(
         "attn_backward", grad_output, grad_attn, q, k, v, attn, Mask(mask));
   }
   const bool any = grad_output || grad_attn;
@@ -392,7 +397,8 @@ Tensor attn_output(
     bool is_causal,
     double scale) {
   if (!fits(q, k, v, true)) {
-    return std::get<0>(composed("attn_output", q, k, v, is_causal, scale));
+    return std::get<0>(
+        composed<std::tuple<Tensor>>("attn_output", q, k, v, is_causal, scale));
   }
   auto output = empty(q, result_sizes(q, v.size(-1)));
   run_forward(output, {}, q, k, v, is_causal, scale);
@@ -407,9 +413,9 @@ Results attn_output_backward(
     bool is_causal,
     double scale,
     const std::vector<bool>& output_mask) {
-  const auto mask = mask_of(output_mask);
+  const auto mask = mask_of<3>(output_mask);
   if (!fits(q, k, v, true) || !is_result(grad_output, q, v.size(-1))) {
-    return composed(
+    return composed<Results>(
         "attn_output_backward",
         grad_output,
         q,
@@ -423,6 +429,204 @@ Results attn_output_backward(
       empty_like(q, mask[0]), empty_like(k, mask[1]), empty_like(v, mask[2])};
   run_backward(grads, grad_output, {}, q, k, v, {}, is_causal, scale);
   return results_of(grads);
+}
+
+// Tangents of q, k, v and grad_output; what is missing is zero.
+struct OptionalTangents {
+  Optional q, k, v, grad_output;
+
+  // Returns whether attn has a tangent.
+  bool of_scores() const {
+    return q || k;
+  }
+  bool fit(const Tensor& of_q, const Tensor& of_k, const Tensor& of_v) const {
+    const auto like = [](const Optional& x, const Tensor& y) {
+      return !x ||
+             (dtype(*x) == dtype(y) && x->dim() == y.dim() &&
+              std::equal(
+                  x->sizes().begin(), x->sizes().end(), y.sizes().begin()));
+    };
+    return like(q, of_q) && like(k, of_k) && like(v, of_v) &&
+           is_result(grad_output, of_q, of_v.size(-1));
+  }
+  template <typename S>
+  Tangents<S> in(SharedBatch& batch_of) const {
+    return {
+        batch_of.operator()<const S>(q),
+        batch_of.operator()<const S>(k),
+        batch_of.operator()<const S>(v),
+        batch_of.operator()<const S>(grad_output)};
+  }
+};
+
+// Returns whether the kernels take these inputs and the tangents u and, if it
+// is there, w.
+bool fits(
+    const Tensor& q,
+    const Tensor& k,
+    const Tensor& v,
+    const OptionalTangents& u,
+    const OptionalTangents* w = nullptr) {
+  const bool has_tangents =
+      w ? u.of_scores() && w->of_scores() : u.of_scores() || u.v;
+  return has_tangents && fits(q, k, v, true) && q.numel() * v.numel() > 0 &&
+         u.fit(q, k, v) && (!w || w->fit(q, k, v));
+}
+
+// The tangent of attn_output along u, and its gradients for grad_output, which
+// is u's; or all these differentiated along w. Those that `mask` leaves out,
+// and gradients without a grad_output, are undefined.
+SecondOrderResults run_derivatives(
+    const Tensor& q,
+    const Tensor& k,
+    const Tensor& v,
+    const OptionalTangents& u,
+    const OptionalTangents* w,
+    bool is_causal,
+    double scale,
+    std::array<bool, 4> mask) {
+  const bool has_grad = u.grad_output || (w && w->grad_output);
+  const auto sizes = sizes_of(q, v, is_causal);
+  Optional output_tangent;
+  if (mask[0]) {
+    output_tangent = empty(q, result_sizes(q, v.size(-1)));
+  }
+  const Gradients grads{
+      empty_like(q, mask[1] && has_grad),
+      empty_like(k, mask[2] && has_grad),
+      empty_like(v, mask[3] && has_grad && u.of_scores())};
+  const auto& [grad_q, grad_k, grad_v] = grads;
+  const auto results = std::tuple_cat(
+      std::make_tuple(output_tangent.value_or(Tensor())), results_of(grads));
+  if (!w && !u.of_scores()) { // linear in v: its tangent takes its place
+    if (output_tangent) {
+      run_forward(*output_tangent, {}, q, k, *u.v, is_causal, scale);
+    }
+    run_backward(grads, u.grad_output, {}, q, k, *u.v, {}, is_causal, scale);
+    return results;
+  }
+  set_zero(grad_k, sizes.n);
+  set_zero(grad_v, sizes.n);
+  SharedBatch batch_of(q, k);
+  with_dtype(q, [&](auto one) {
+    using S = decltype(one);
+    const auto tangent = batch_of.operator()<S>(output_tangent);
+    const auto of_u = u.in<S>(batch_of);
+    const BackwardArgs<S> args{
+        sizes,
+        batch_of.operator()<S>(grad_q),
+        batch_of.operator()<S>(grad_k),
+        batch_of.operator()<S>(grad_v),
+        of_u.grad_output,
+        {},
+        batch_of.operator()<const S>(q),
+        batch_of.operator()<const S>(k),
+        batch_of.operator()<const S>(v),
+        {},
+        form_of(is_causal, scale),
+        batch_of.group()};
+    if (w) {
+      third_order(tangent, args, of_u, w->in<S>(batch_of));
+    } else {
+      second_order(tangent, args, of_u);
+    }
+  });
+  return results;
+}
+
+Tensor attn_output_jvp(
+    const Tensor& q,
+    const Tensor& k,
+    const Tensor& v,
+    const Optional& q_tangent,
+    const Optional& k_tangent,
+    const Optional& v_tangent,
+    bool is_causal,
+    double scale) {
+  const OptionalTangents u{q_tangent, k_tangent, v_tangent, {}};
+  if (!fits(q, k, v, u)) {
+    return std::get<0>(composed<std::tuple<Tensor>>(
+        "attn_output_jvp",
+        q,
+        k,
+        v,
+        q_tangent,
+        k_tangent,
+        v_tangent,
+        is_causal,
+        scale));
+  }
+  return std::get<0>(run_derivatives(
+      q, k, v, u, nullptr, is_causal, scale, {true, false, false, false}));
+}
+
+SecondOrderResults attn_output_double_backward(
+    const Tensor& grad_output,
+    const Tensor& q,
+    const Tensor& k,
+    const Tensor& v,
+    const Optional& q_tangent,
+    const Optional& k_tangent,
+    const Optional& v_tangent,
+    bool is_causal,
+    double scale,
+    const std::vector<bool>& output_mask) {
+  const auto mask = mask_of<4>(output_mask);
+  const OptionalTangents u{q_tangent, k_tangent, v_tangent, grad_output};
+  if (!fits(q, k, v, u)) {
+    return composed<SecondOrderResults>(
+        "attn_output_double_backward",
+        grad_output,
+        q,
+        k,
+        v,
+        q_tangent,
+        k_tangent,
+        v_tangent,
+        is_causal,
+        scale,
+        Mask(mask));
+  }
+  return run_derivatives(q, k, v, u, nullptr, is_causal, scale, mask);
+}
+
+SecondOrderResults attn_output_triple_backward(
+    const Optional& grad_output,
+    const Tensor& q,
+    const Tensor& k,
+    const Tensor& v,
+    const Optional& u_q,
+    const Optional& u_k,
+    const Optional& u_v,
+    const Optional& w_grad_output,
+    const Optional& w_q,
+    const Optional& w_k,
+    const Optional& w_v,
+    bool is_causal,
+    double scale,
+    const std::vector<bool>& output_mask) {
+  const auto mask = mask_of<4>(output_mask);
+  const OptionalTangents u{u_q, u_k, u_v, grad_output};
+  const OptionalTangents w{w_q, w_k, w_v, w_grad_output};
+  if (!fits(q, k, v, u, &w)) {
+    return composed<SecondOrderResults>(
+        "attn_output_triple_backward",
+        grad_output,
+        q,
+        k,
+        v,
+        u_q,
+        u_k,
+        u_v,
+        w_grad_output,
+        w_q,
+        w_k,
+        w_v,
+        is_causal,
+        scale,
+        Mask(mask));
+  }
+  return run_derivatives(q, k, v, u, &w, is_causal, scale, mask);
 }
 
 } // namespace
@@ -442,6 +646,21 @@ STABLE_TORCH_LIBRARY(torch_attn, m) {
       "_attn_output_backward(Tensor grad_output, Tensor q, Tensor k, Tensor v, "
       "bool is_causal, float scale, bool[3] output_mask) "
       "-> (Tensor grad_q, Tensor grad_k, Tensor grad_v)");
+  m.def(
+      "_attn_output_jvp(Tensor q, Tensor k, Tensor v, Tensor? q_tangent, "
+      "Tensor? k_tangent, Tensor? v_tangent, bool is_causal, float scale) "
+      "-> Tensor");
+  m.def(
+      "_attn_output_double_backward(Tensor grad_output, Tensor q, Tensor k, "
+      "Tensor v, Tensor? q_tangent, Tensor? k_tangent, Tensor? v_tangent, "
+      "bool is_causal, float scale, bool[4] output_mask) -> (Tensor "
+      "output_tangent, Tensor grad_q, Tensor grad_k, Tensor grad_v)");
+  m.def(
+      "_attn_output_triple_backward(Tensor? grad_output, Tensor q, Tensor k, "
+      "Tensor v, Tensor? u_q, Tensor? u_k, Tensor? u_v, Tensor? w_grad_output, "
+      "Tensor? w_q, Tensor? w_k, Tensor? w_v, bool is_causal, float scale, "
+      "bool[4] output_mask) -> (Tensor output_tangent, Tensor grad_q, Tensor "
+      "grad_k, Tensor grad_v)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(torch_attn, CPU, m) {
@@ -449,4 +668,11 @@ STABLE_TORCH_LIBRARY_IMPL(torch_attn, CPU, m) {
   m.impl("_attn_backward", TORCH_BOX(&torch_attn::attn_backward));
   m.impl("attn_output", TORCH_BOX(&torch_attn::attn_output));
   m.impl("_attn_output_backward", TORCH_BOX(&torch_attn::attn_output_backward));
+  m.impl("_attn_output_jvp", TORCH_BOX(&torch_attn::attn_output_jvp));
+  m.impl(
+      "_attn_output_double_backward",
+      TORCH_BOX(&torch_attn::attn_output_double_backward));
+  m.impl(
+      "_attn_output_triple_backward",
+      TORCH_BOX(&torch_attn::attn_output_triple_backward));
 }

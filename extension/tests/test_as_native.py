@@ -8,7 +8,11 @@ MODULES = (
     "test_attn_vmap",
     "test_attn_output",
     "test_attn_output_kernel",
+    "test_attn_output_second_order",
+    "test_attn_output_second_order_kernel",
+    "test_attn_output_third_order_kernel",
     "test_attn_output_tracing",
+    "test_attn_output_triple_backward",
 )
 # The package can't do what these tests ask for, or does it otherwise. Each name begins some tests'.
 OTHERWISE = {
@@ -39,11 +43,11 @@ OTHERWISE = {
         "test_bits_of_the_scale",  # by the same
         "test_memory",  # test_torch_attn.py has another
     ),
-    "TestAttnOutputTracingCPU": (  # second derivatives have no operator
+    "TestAttnOutputSecondOrderKernelCPU": ("test_memory",),
+    "TestAttnOutputThirdOrderKernelCPU": ("test_memory",),
+    "TestAttnOutputTracingCPU": (  # Dynamo can't trace the Functions
         "test_compile_second_order",
         "test_compile_third_order",
-        "test_meta_of_second_order",
-        "test_mistakes_have_the_words_of_the_kernel",
     ),
     "TestAttnOutputAotInductorCPU": (  # of PyTorch's own lists, and of second derivatives
         "test_lists",

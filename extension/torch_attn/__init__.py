@@ -1,4 +1,4 @@
-"""Attention whose scores pass through tanh instead of softmax, with fused kernels for the CPU.
+"""Attention whose scores pass through tanh instead of softmax, fused on CPUs and by Triton on GPUs.
 
     attn(q, k, v) -> (output, attn)      attn = tanh(q kᵀ),  output = attn v
     attn_output(q, k, v, *, is_causal=False, scale=1.0) -> output
@@ -30,12 +30,13 @@ def backends() -> dict[str, str]:
     if is_native:
         native = f"the operators that torch {torch.__version__} has itself"
         return {"cpu": native, "others": native}
-    from torch_attn.fused import capability
+    from torch_attn.fused import capability, triton
 
-    return {
-        "cpu": f"fused kernels, compiled for {capability}",
-        "others": "composed of PyTorch's operators: the kernels are for CPUs",
-    }
+    found = {"cpu": f"fused kernels, compiled for {capability}"}
+    for key, (kernels, why) in triton.items():
+        composed = f"composed of PyTorch's operators: {why}"
+        found[key.lower()] = f"fused kernels, by {why}" if kernels else composed
+    return found | {"others": "composed of PyTorch's operators: no kernel is for them"}
 
 
 __all__ = ["attn", "attn_output", "backends", "is_native"]

@@ -4,6 +4,8 @@ For what the kernels don't take, and for the derivatives that they don't compute
 `k` is (*, n, d), `v` is (*, n, e).
 """
 
+from functools import wraps
+
 import torch
 
 DTYPES = (torch.half, torch.bfloat16, torch.float, torch.double, torch.cfloat, torch.cdouble)
@@ -57,11 +59,11 @@ def _is_one(size):
     return statically_known_true(size == 1)
 
 
-def _check_result(op, name, x, q, cols):
-    """Raises RuntimeError unless x is None, or a result of attn with `cols` columns."""
+def _check_like(op, name, x, q, sizes):
+    """Raises RuntimeError unless x is None, or of these sizes, and otherwise as q is."""
     if x is None:
         return
-    sizes = [*q.shape[:-1], cols]
+    sizes = list(sizes)
 
     def message():
         wanted = f"{name} must be {q.dtype} of sizes {sizes} on {q.device}"
@@ -72,16 +74,44 @@ def _check_result(op, name, x, q, cols):
         torch._check(found == size, message)
 
 
+def output_size(q, v):
+    return (*q.shape[:-1], v.shape[-1])
+
+
 def check_backward(grad_output, grad_attn, q, k, v, attn):
     check("attn", q, k, v)
-    _check_result("_attn_backward", "attn", attn, q, k.shape[-2])
-    _check_result("_attn_backward", "grad_attn", grad_attn, q, k.shape[-2])
-    _check_result("_attn_backward", "grad_output", grad_output, q, v.shape[-1])
+    of_attn = (*q.shape[:-1], k.shape[-2])
+    _check_like("_attn_backward", "attn", attn, q, of_attn)
+    _check_like("_attn_backward", "grad_attn", grad_attn, q, of_attn)
+    _check_like("_attn_backward", "grad_output", grad_output, q, output_size(q, v))
 
 
-def check_output_backward(grad_output, q, k, v):
-    check("attn_output", q, k, v, grouped=True)
-    _check_result("_attn_output_backward", "grad_output", grad_output, q, v.shape[-1])
+def _derivative(formula):
+    """Gives a derivative of attn_output, and its `check`, checks of what its arguments' names say.
+
+    These end with of what each is a tangent, or with grad_output.
+    """
+    op = f"_{formula.__name__}"
+    names = formula.__code__.co_varnames[: formula.__code__.co_argcount]
+
+    def check_all(*args):
+        given = dict(zip(names, args, strict=True))
+        q, k, v = given["q"], given["k"], given["v"]
+        check("attn_output", q, k, v, grouped=True)
+        for name in [x for x in names if x not in ("q", "k", "v")]:
+            of = name.removesuffix("_tangent").removeprefix("u_").removeprefix("w_")
+            if of in ("q", "k", "v"):
+                _check_like(op, name, given[name], q, given[of].shape)
+            elif of == "grad_output":
+                _check_like(op, name, given[name], q, output_size(q, v))
+
+    @wraps(formula)
+    def checked(*args):
+        check_all(*args)
+        return formula(*args)
+
+    checked.check = check_all
+    return checked
 
 
 def attn(q, k, v):
@@ -114,14 +144,9 @@ def attn_backward(grad_output, grad_attn, q, k, v, attn, output_mask):
     return grad_q, grad_k, grad_v
 
 
-def _attn_of(q, k, is_causal, scale):
-    attn = torch.tanh(q @ k.mT if scale == 1 else q @ k.mT * scale)
-    return attn.tril() if is_causal else attn
-
-
 def _seen(q, x, is_causal):
-    """Those rows of x, which is k or v, that some query sees: the others may hold anything."""
-    return x[..., : q.shape[-2], :] if is_causal else x
+    """Those rows of x, of which k has as many, that some query sees: the others may be anything."""
+    return x[..., : q.shape[-2], :] if is_causal and x is not None else x
 
 
 def _of_all(grad, x):
@@ -130,33 +155,129 @@ def _of_all(grad, x):
     return torch.cat((grad, torch.zeros_like(unseen)), -2) if unseen.shape[-2] else grad
 
 
+# A jet is a tensor and its derivatives along some directions: x[s] is that along the directions of
+# the set s, a number with a bit for each. None is zero.
+
+
+def _jet(x, *tangents):
+    """The jet of an input, whose derivatives along two directions are zero."""
+    jet = [None] * 2 ** len(tangents)
+    jet[0] = x
+    for i, tangent in enumerate(tangents):
+        jet[2**i] = tangent
+    return jet
+
+
+def _each(jet, linear):
+    return [None if x is None else linear(x) for x in jet]
+
+
+def _product(x, y, at, multiply):
+    """The derivative of a product along the set `at`: x_s y_r, summed over ways to split it."""
+    total = None
+    for s in range(at + 1):
+        if s & at == s and x[s] is not None and y[at - s] is not None:
+            term = multiply(x[s], y[at - s])
+            total = term if total is None else total + term
+    return total
+
+
+def _along(jet, i):
+    """The jet of the derivative along the direction of the set i."""
+    return [jet[s | i] if s | i < len(jet) else None for s in range(len(jet))]
+
+
+def _derivatives(grad_output, q, k, v, is_causal, scale, output_mask):
+    """Derivatives of attn_output and of its gradients, each None if not wanted, or zero.
+
+    The arguments up to v are jets. With X = q kᵀ, attn = tanh(scale X), slope = scale (1 - attn²)
+    and S̄ = (grad_output vᴴ) ∘ conj(slope), where attn and slope are 0 above the diagonal if causal,
+    they are those of
+        attn v, S̄ conj(k), S̄ᵀ conj(q), attnᴴ grad_output
+    along all directions. Those of attn and slope along a direction i are
+        attn_i = slope ∘ X_i, slope_i = -2 scale attn ∘ attn_i
+    """
+    needs_output, needs_q, needs_k, needs_v = output_mask
+    needs_scores = needs_q or needs_k
+    all_k, all_v = k[0], v[0]
+    k = [_seen(q[0], x, is_causal) for x in k]
+    v = [_seen(q[0], x, is_causal) for x in v]
+    sets, every = len(q), len(q) - 1
+    matmul, mul = torch.matmul, torch.mul
+    k_t = _each(k, lambda x: x.mT)
+
+    scores = q[0] @ k_t[0]
+    attn = [torch.tanh(scores if scale == 1 else scores * scale)]
+    attn[0] = attn[0].tril() if is_causal else attn[0]
+    slope, x = [None], [None]
+    if needs_scores or every:
+        slope = [scale - scale * attn[0] * attn[0]]
+        slope[0] = slope[0].tril() if is_causal else slope[0]
+    for at in range(1, sets):
+        i = at & -at
+        x.append(_product(q, k_t, at, matmul))
+        attn.append(_product(slope, _along(x, i), at - i, mul))
+        half = _product(attn, _along(attn, i), at - i, mul) if needs_scores or at != every else None
+        slope.append(half if half is None else half * (-2 * scale))
+
+    results = [None] * 4
+    if needs_scores:
+        v_h, slope = _each(v, lambda x: x.mH), _each(slope, torch.conj)
+        grads = [_product(grad_output, v_h, at, matmul) for at in range(sets)]
+        grads = [_product(grads, slope, at, mul) for at in range(sets)]
+    if needs_output:
+        results[0] = _product(attn, v, every, matmul)
+    if needs_q:
+        results[1] = _product(grads, _each(k, torch.conj), every, matmul)
+    if needs_k:
+        grads = _each(grads, lambda x: x.mT)
+        results[2] = _product(grads, _each(q, torch.conj), every, matmul)
+    if needs_v:
+        results[3] = _product(_each(attn, lambda x: x.mH), grad_output, every, matmul)
+    for i, seen, whole in ((2, k[0], all_k), (3, v[0], all_v)):
+        if results[i] is not None:
+            results[i] = _of_all(results[i].sum_to_size(seen.shape), whole)
+    return tuple(results)
+
+
 def attn_output(q, k, v, is_causal=False, scale=1.0):
     """Returns output = attn v with attn = tanh(scale q kᵀ), or 0 above the diagonal if causal."""
     check("attn_output", q, k, v, grouped=True)
-    k, v = _seen(q, k, is_causal), _seen(q, v, is_causal)
-    return _attn_of(q, k, is_causal, scale) @ v
+    return _derivatives([None], [q], [k], [v], is_causal, scale, (True, False, False, False))[0]
 
 
+@_derivative
 def attn_output_backward(grad_output, q, k, v, is_causal, scale, output_mask):
     """Returns the gradients of q, k and v, or None for what is not needed.
 
-    With attn as in `attn_output` and S̄ = scale (grad_output vᴴ) ∘ conj(1 - attn²), or 0 above the
-    diagonal: grad_q = S̄ conj(k), grad_k = S̄ᵀ conj(q), grad_v = attnᴴ grad_output. Those of k and v
-    are sums over the samples that share them.
+    Those of k and v are sums over the samples that share them.
     """
-    check_output_backward(grad_output, q, k, v)
-    all_k, all_v = k, v
-    k, v = _seen(q, k, is_causal), _seen(q, v, is_causal)
-    attn = _attn_of(q, k, is_causal, scale)
-    needs_q, needs_k, needs_v = output_mask
-    grad_q = grad_k = grad_v = None
-    if needs_q or needs_k:
-        grad_scores = torch.ops.aten.tanh_backward(grad_output @ v.mH, attn)
-        grad_scores = grad_scores if scale == 1 else grad_scores * scale
-        grad_scores = grad_scores.tril() if is_causal else grad_scores
-        grad_q = grad_scores @ k.conj() if needs_q else None
-        if needs_k:
-            grad_k = _of_all((grad_scores.mT @ q.conj()).sum_to_size(k.shape), all_k)
-    if needs_v:
-        grad_v = _of_all((attn.mH @ grad_output).sum_to_size(v.shape), all_v)
-    return grad_q, grad_k, grad_v
+    return _derivatives([grad_output], [q], [k], [v], is_causal, scale, (False, *output_mask))[1:]
+
+
+@_derivative
+def attn_output_jvp(q, k, v, q_tangent, k_tangent, v_tangent, is_causal, scale):
+    """Returns the derivative of attn_output along tangents, of which any may be None, that is 0."""
+    jets = _jet(q, q_tangent), _jet(k, k_tangent), _jet(v, v_tangent)
+    only_output = (True, False, False, False)
+    found = _derivatives([None] * 2, *jets, is_causal, scale, only_output)[0]
+    return q.new_zeros(output_size(q, v)) if found is None else found
+
+
+@_derivative
+def attn_output_double_backward(
+    grad_output, q, k, v, q_tangent, k_tangent, v_tangent, is_causal, scale, output_mask
+):
+    """Returns the derivatives along tangents of attn_output and of its gradients by q, k and v."""
+    jets = _jet(q, q_tangent), _jet(k, k_tangent), _jet(v, v_tangent)
+    return _derivatives(_jet(grad_output, None), *jets, is_causal, scale, output_mask)
+
+
+@_derivative
+def attn_output_triple_backward(
+    grad_output, q, k, v, u_q, u_k, u_v, w_grad_output, w_q, w_k, w_v, is_causal, scale, output_mask
+):
+    """Returns the same along tangents u, differentiated along w, which grad_output has too."""
+    jets = _jet(q, u_q, w_q), _jet(k, u_k, w_k), _jet(v, u_v, w_v)
+    grads = _jet(grad_output, None, w_grad_output)
+    return _derivatives(grads, *jets, is_causal, scale, output_mask)

@@ -1,9 +1,10 @@
 """The operators by the fused kernels, with what the stable ABI has no place for: all derivatives.
 
-An operator of the library computes. A Function outside of it differentiates: its own gradient is
-fused too, and all other derivatives are those of the same function in composed.py.
+An operator of the library computes. A Function outside of it differentiates: by other operators up
+to the third order of attn_output, and else by differentiating the same function in composed.py.
 """
 
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ if capability not in _libraries:
 torch.ops.load_library(_libraries[capability])
 _ops = torch.ops.torch_attn
 _registrations = torch.library.Library("torch_attn", "FRAGMENT")
+LEAST_TRITON = 3, 6
 
 
 class Result(NamedTuple):
@@ -63,8 +65,8 @@ def attn_output(
 ) -> Tensor:
     """The output of `attn` alone: attn = tanh(scale q kᵀ), output = attn v.
 
-    Where `attn` is fused, the m x n matrix exists only as tiles, also in the backward, which
-    computes them again. Forward AD and second derivatives take the whole matrix.
+    Where `attn` is fused, the m x n matrix exists only as tiles, also in the derivatives up to the
+    third order, which compute them again.
 
     Args:
         q, k, v: as for `attn`, but batch dimensions of both k and v may be 1, so that samples of q
@@ -297,8 +299,123 @@ class _AttnBackward(_Fused):
         return (0, 1, 3, *v, 5), (0, 1, 2, *v, 5), (0, 5)
 
 
-class _AttnOutput(_Fused):
-    formula = composed.attn_output
+class _Gradients(NamedTuple):
+    """The gradients of L = <G, attn_output> and of its derivatives at q, k and v.
+
+    The methods take G, which they write as `grad`, tangents of q, k and v, of which any may be
+    None, that is zero, and which gradients are wanted: those by G, q, k and v. They return four,
+    each None if it is not wanted, or zero.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    is_causal: bool
+    scale: float
+
+    def jvp(self, tangents):
+        """The derivative of attn_output along tangents."""
+        if not _any(tangents):
+            return None
+        options = self.is_causal, self.scale
+        return _call(_AttnOutputJvp, True, *self[:3], *tangents, *options)
+
+    def first(self, grad, wanted):
+        """Those of L, but for that by G."""
+        if grad is None or not any(wanted[1:]):
+            return (None,) * 4
+        return None, *_call(_AttnOutputBackward, True, grad, *self, wanted[1:])
+
+    def second(self, grad, u, wanted):
+        """Those of D(u) L."""
+        if not _any(u) or not any(wanted):
+            return (None,) * 4
+        if grad is None:
+            return self.jvp(u) if wanted[0] else None, None, None, None
+        options = self.is_causal, self.scale, wanted
+        return _call(_AttnOutputDoubleBackward, True, grad, *self[:3], *u, *options)
+
+    def third(self, grad, u, w_grad, w, wanted):
+        """Those of D(w) D(u) L, where w has a tangent w_grad of G, too."""
+        if _any(u[:2]) and _any(w[:2]):
+            options = self.is_causal, self.scale, wanted
+            args = grad, *self[:3], *u, w_grad, *w, *options
+            return _call(_AttnOutputTripleBackward, True, *args)
+        # L is linear in G, and in v: a tangent takes its place.
+        found = self.second(w_grad, u, (False, *wanted[1:]))
+        for with_v, other in ((u, w), (w, u)):
+            if with_v[2] is not None and _any(other[:2]):
+                at = self._replace(v=with_v[2])
+                found = _add(found, at.second(grad, (*other[:2], None), (*wanted[:3], False)))
+        return found
+
+
+def _any(tensors):
+    return any(x is not None for x in tensors)
+
+
+def _add(xs, ys):
+    """Adds tensors, of which each may be None, that is zero."""
+    pairs = zip(xs, ys, strict=True)
+    return tuple(y if x is None else x if y is None else x + y for x, y in pairs)
+
+
+class _OfAttnOutput(_Fused):
+    """attn_output or a derivative of it, whose own derivatives a subclass gives as _Gradients."""
+
+    rows = keys = ()  # which arguments have rows of q, and which of k
+    push = None  # of the subclasses: takes the arguments, and a tangent or None for each
+
+    @classmethod
+    def jvp(cls, ctx, *tangents):
+        if cls.push is None:
+            return super().jvp(ctx, *tangents)
+        # Autograd has switched forward AD off, of outer transforms too.
+        with forward_ad._set_fwd_grad_enabled(True):
+            saved = unwrap_dead_wrappers(ctx.saved_tensors)
+            primal = [x if x is None else forward_ad.unpack_dual(x, level=0).primal for x in saved]
+            return cls.push(_args_of(primal, ctx.others), tangents)
+
+    @classmethod
+    def vmap(cls, info, in_dims, *args):
+        """Computes nothing twice where samples share k and v and want no gradient of these.
+
+        Then their rows are queries of one attn_output or, if it is causal, they share k and v as
+        heads of a group do.
+        """
+        is_causal, _, *masks = args[len(cls.rows) + len(cls.keys) :]
+        if any(in_dims[i] is not None for i in cls.keys) or any(any(x[-2:]) for x in masks):
+            return super().vmap(info, in_dims, *args)
+        args, size = list(args), info.batch_size
+        if is_causal:
+            for i in cls.keys:
+                args[i] = args[i] if args[i] is None else args[i].unsqueeze(0)
+            dims = tuple(0 if isinstance(x, Tensor) else None for x in args)
+            for i in cls.rows:
+                args[i] = args[i] if args[i] is None else _in_front(args[i], in_dims[i], size)
+            return super().vmap(info, dims, *args)
+        for i in cls.rows:
+            if args[i] is not None:
+                of_samples = _in_front(args[i], in_dims[i], size).movedim(0, -3)
+                sizes = of_samples.shape[-3:-1]
+                args[i] = of_samples.flatten(-3, -2)
+        results = _call(cls, True, *args)
+        dims = _each(results, lambda x: x.dim() - 2)
+        return _each(results, lambda x: x.unflatten(-2, sizes)), dims
+
+
+def _args_of(saved, others):
+    return [other if x is None else x for x, other in zip(saved, others, strict=True)]
+
+
+def _each(results, function):
+    if isinstance(results, Tensor):
+        return function(results)
+    return tuple(None if x is None else function(x) for x in results)
+
+
+class _AttnOutput(_OfAttnOutput):
+    rows, keys = (0,), (1, 2)
 
     @staticmethod
     def op(q, k, v, is_causal, scale):
@@ -306,58 +423,146 @@ class _AttnOutput(_Fused):
 
     @staticmethod
     def backward(ctx, grad_output):
-        if grad_output is None:
-            return (None,) * 5
-        q, k, v = ctx.saved_tensors[:3]
-        given = grad_output, q, k, v, *ctx.others[3:], ctx.needs_input_grad[:3]
-        return *_call(_AttnOutputBackward, True, *given), None, None
+        at = _Gradients(*_args_of(ctx.saved_tensors, ctx.others))
+        return *at.first(grad_output, (False, *ctx.needs_input_grad[:3]))[1:], None, None
+
+    @staticmethod
+    def push(args, tangents):
+        return _Gradients(*args).jvp(tangents[:3])
 
     @classmethod
     def vmap(cls, info, in_dims, q, k, v, *options):
         composed.check("attn_output", q, k, v, grouped=True, sizes=_sizes((q, k, v), in_dims))
-        if in_dims[1] is in_dims[2] is None:  # shared by the samples
-            in_dims = (in_dims[0], 0, 0, None, None)
-            k, v = k.unsqueeze(0), v.unsqueeze(0)
         return super().vmap(info, in_dims, q, k, v, *options)
 
 
-class _AttnOutputBackward(_Fused):
-    op, formula = _ops._attn_output_backward.default, composed.attn_output_backward
+class _AttnOutputBackward(_OfAttnOutput):
+    op = _ops._attn_output_backward.default
+    rows, keys = (0, 1), (2, 3)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        grad, *x, _ = _args_of(ctx.saved_tensors, ctx.others)
+        return *_Gradients(*x).second(grad, grads, ctx.needs_input_grad[:4]), None, None, None
+
+    @staticmethod
+    def push(args, tangents):
+        grad, *x, mask = args
+        wanted = False, *mask
+        at = _Gradients(*x)  # linear in grad
+        return _add(at.second(grad, tangents[1:4], wanted), at.first(tangents[0], wanted))[1:]
+
+
+class _AttnOutputJvp(_OfAttnOutput):
+    op = _ops._attn_output_jvp.default
+    rows, keys = (0, 3), (1, 2, 4, 5)
+
+    @staticmethod
+    def backward(ctx, grad):
+        at, u = _AttnOutputJvp.split(_args_of(ctx.saved_tensors, ctx.others))
+        needs = ctx.needs_input_grad
+        of_x = at.second(grad, u, (False, *needs[:3]))[1:]
+        of_u = at.first(grad, (False, *needs[3:6]))[1:]
+        return *of_x, *of_u, None, None
+
+    @staticmethod
+    def push(args, tangents):
+        at, u = _AttnOutputJvp.split(args)
+        along = at.third(None, u, None, tangents[:3], (True, False, False, False))
+        return _add(along[:1], [at.jvp(tangents[3:6])])[0]
+
+    @staticmethod
+    def split(args):
+        return _Gradients(*args[:3], *args[6:]), args[3:6]
+
+
+class _AttnOutputDoubleBackward(_OfAttnOutput):
+    op = _ops._attn_output_double_backward.default
+    rows, keys = (0, 1, 4), (2, 3, 5, 6)
+
+    @staticmethod
+    def backward(ctx, w_grad, *w):
+        args = _args_of(ctx.saved_tensors, ctx.others)
+        at, (grad, *_), u = _Gradients(*args[1:4], *args[7:9]), args, args[4:7]
+        needs, of_u = ctx.needs_input_grad, (False, *ctx.needs_input_grad[4:7])
+        along = _add(at.second(grad, w, of_u), at.first(w_grad, of_u))[1:]
+        return *at.third(grad, u, w_grad, w, needs[:4]), *along, None, None, None
+
+    @staticmethod
+    def push(args, tangents):
+        at, (grad, *_), u = _Gradients(*args[1:4], *args[7:9]), args, args[4:7]
+        w_grad, w, u_tangents = tangents[0], tangents[1:4], tangents[4:7]
+        along = at.third(grad, u, w_grad, w, args[9])
+        return _add(along, at.second(grad, u_tangents, args[9]))
+
+
+class _AttnOutputTripleBackward(_OfAttnOutput):
+    op = _ops._attn_output_triple_backward.default
+    formula = composed.attn_output_triple_backward
+    rows, keys = (0, 1, 4, 7, 8), (2, 3, 5, 6, 9, 10)
 
     @classmethod
     def paths(cls, saved):
-        return (range(4),) * 3
+        return (range(11),) * 4
+
+    @classmethod
+    def backward(cls, ctx, grad, *h):
+        if _any(h):  # fourth derivatives
+            return super().backward(ctx, grad, *h)
+        # The gradients of D(w) D(u) L for this `grad`.
+        args, needs = _args_of(ctx.saved_tensors, ctx.others), ctx.needs_input_grad
+        at, u, w = _Gradients(*args[1:4], *args[11:13]), args[4:7], args[8:11]
+        of_x = at.third(grad, u, None, w, (False, *needs[1:4]))[1:]
+        of_u = at.second(grad, w, (False, *needs[4:7]))[1:]
+        of_w = at.second(grad, u, (False, *needs[8:11]))[1:]
+        return None, *of_x, *of_u, None, *of_w, None, None, None
 
 
 # The library computes on a CPU alone. The following has the operators' results for tensors without
-# values and on other devices, and what the library asks for where its kernels don't fit.
+# values and on other devices, by Triton or composed, and what the library asks for where its
+# kernels don't fit.
 
 
 def _fake_attn(q, k, v):
     composed.check("attn", q, k, v)
-    sizes = q.shape[:-1]
-    return q.new_empty((*sizes, v.shape[-1])), q.new_empty((*sizes, k.shape[-2]))
+    return q.new_empty(composed.output_size(q, v)), q.new_empty((*q.shape[:-1], k.shape[-2]))
 
 
-def _fake_attn_backward(grad_output, grad_attn, q, k, v, attn, output_mask):
-    composed.check_backward(grad_output, grad_attn, q, k, v, attn)
-    of_scores = grad_output is not None or grad_attn is not None
-    there = of_scores, of_scores, grad_output is not None
-    return _new_like((q, k, v), [a and b for a, b in zip(there, output_mask, strict=True)])
+def _fake_attn_backward(*args):
+    composed.check_backward(*args[:6])
+    return _empty(composed.attn_backward, args, args[2:5])
 
 
 def _fake_attn_output(q, k, v, *, is_causal=False, scale=1.0):
     composed.check("attn_output", q, k, v, grouped=True)
-    return q.new_empty((*q.shape[:-1], v.shape[-1]))
+    return q.new_empty(composed.output_size(q, v))
 
 
-def _fake_attn_output_backward(grad_output, q, k, v, is_causal, scale, output_mask):
-    composed.check_output_backward(grad_output, q, k, v)
-    return _new_like((q, k, v), output_mask)
+def _fake_attn_output_backward(*args):
+    composed.attn_output_backward.check(*args)
+    return _empty(composed.attn_output_backward, args, args[1:4])
 
 
-def _new_like(tensors, wanted):
-    return tuple(x.new_empty(x.shape) if y else None for x, y in zip(tensors, wanted, strict=True))
+def _fake_attn_output_jvp(q, k, v, *tangents):
+    composed.attn_output_jvp.check(q, k, v, *tangents)
+    return q.new_empty(composed.output_size(q, v))
+
+
+def _fake_of_higher_order(formula):
+    def fake(*args):
+        formula.check(*args)
+        q, k, v = args[1:4]
+        return _empty(formula, args, (q.new_empty(composed.output_size(q, v)), q, k, v))
+
+    return fake
+
+
+def _empty(formula, args, likes):
+    """New tensors like `likes`, or None where the formula has none whatever the numbers are."""
+    one = torch.empty(1, 1, device="meta")
+    results = formula(*(one if isinstance(x, Tensor) else x for x in args))
+    pairs = zip(results, likes, strict=True)
+    return tuple(y if y is None else x.new_empty(x.shape) for y, x in pairs)
 
 
 def _wrong(function):
@@ -384,31 +589,64 @@ def _plain(function):
     return plain
 
 
-def _three(function):
-    """`function` with three results, of which some may be None."""
+def _four(function):
+    """`function` with four results, of which some may be None."""
 
-    def three(*args, **options):
+    def four(*args, **options):
         results = function(*args, **options)
         results = results if isinstance(results, tuple) else (results,)
-        return *results, *[None] * (3 - len(results))
+        return *results, *[None] * (4 - len(results))
 
-    return three
+    return four
 
 
-for _name, _function, _fake in (
-    ("attn", _Attn, _fake_attn),
-    ("_attn_backward", _AttnBackward, _fake_attn_backward),
-    ("attn_output", _AttnOutput, _fake_attn_output),
-    ("_attn_output_backward", _AttnOutputBackward, _fake_attn_output_backward),
+def _triton_of(key):
+    """Returns the Triton kernels for a dispatch key's devices, and which version, or why not."""
+    is_there = {"CUDA": torch.backends.cuda.is_built(), "XPU": torch.xpu._is_compiled()}[key]
+    if not is_there:
+        return {}, f"this torch is built without {key}"
+    try:
+        found = version("triton")
+    except PackageNotFoundError:
+        return {}, "there is no Triton"
+    if tuple(map(int, found.split(".")[:2])) < LEAST_TRITON:
+        return {}, f"Triton is {found}, older than {'.'.join(map(str, LEAST_TRITON))}"
+    from torch_attn import triton_impl
+
+    return triton_impl.KERNELS, f"Triton {found}"
+
+
+def _unless(taken, impl, otherwise):
+    """Calls `impl` if the call is `taken`."""
+
+    def kernel(*args, **options):
+        return (impl if taken(*args, **options) else otherwise)(*args, **options)
+
+    return kernel
+
+
+triton = {key: _triton_of(key) for key in ("CUDA", "XPU")}
+_double, _triple = composed.attn_output_double_backward, composed.attn_output_triple_backward
+for _name, _formula, _fake in (
+    ("attn", composed.attn, _fake_attn),
+    ("_attn_backward", composed.attn_backward, _fake_attn_backward),
+    ("attn_output", composed.attn_output, _fake_attn_output),
+    ("_attn_output_backward", composed.attn_output_backward, _fake_attn_output_backward),
+    ("_attn_output_jvp", composed.attn_output_jvp, _fake_attn_output_jvp),
+    ("_attn_output_double_backward", _double, _fake_of_higher_order(_double)),
+    ("_attn_output_triple_backward", _triple, _fake_of_higher_order(_triple)),
 ):
-    _composed = _plain(_function.formula)
-    _arguments = str(getattr(_ops, _name).default._schema).partition("(")[2].rpartition(" -> ")[0]
+    _composed = _plain(_formula)
+    _schema = str(getattr(_ops, _name).default._schema).partition("(")[2].rpartition(" -> ")[0]
     for _prefix, _kernel, _results in (
         ("_wrong_", _wrong(_fake), "str"),
-        ("_composed_", _three(_composed), "(Tensor, Tensor, Tensor)"),
+        ("_composed_", _four(_composed), "(Tensor, Tensor, Tensor, Tensor)"),
     ):
         _called = _prefix + _name.removeprefix("_")
-        _registrations.define(f"{_called}({_arguments} -> {_results}")
+        _registrations.define(f"{_called}({_schema} -> {_results}")
         _registrations.impl(_called, _kernel, "CompositeExplicitAutograd")
     _registrations.impl(_name, _composed, "CompositeExplicitAutograd")
+    for _key, (_kernels, _) in triton.items():
+        if _name in _kernels:
+            _registrations.impl(_name, _unless(*_kernels[_name], _composed), _key)
     torch.library.register_fake(f"torch_attn::{_name}", _fake, lib=_registrations)

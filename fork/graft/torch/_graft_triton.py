@@ -44,5 +44,5 @@ if is_available():
     library = torch.library.Library("aten", "IMPL", "CUDA")  # undoes it all when it is freed
     for file in sorted(Path(torch.__file__).parent.glob("_native/ops/*/triton_impl.py")):
         module = importlib.import_module(f"torch._native.ops.{file.parent.name}.triton_impl")
-        for op, override in module.OVERRIDES.items():
+        for op, override in module.overrides().items():
             register(library, op, *override)

@@ -81,6 +81,7 @@ def test_the_source_package_has_the_kernels(built):
     assert packed == set(extension.sources())
     assert {"a.cpp", "fork/graft/capabilities.cmake"} < packed
     assert "aten/src/ATen/native/cpu/AttnKernels.h" in packed
+    assert "torch/_native/ops/attn/triton_kernels.py" in packed
 
 
 @pytest.mark.parametrize("tool", ("auditwheel", "twine", "abi3audit"))

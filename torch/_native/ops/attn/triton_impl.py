@@ -568,14 +568,16 @@ def overridden(op: str) -> str:
     )
 
 
-OVERRIDES = {overridden(op): kernel for op, kernel in KERNELS.items()}
+def overrides() -> dict[str, tuple[Callable[..., bool], Callable[..., Any]]]:
+    """KERNELS by the operators whose calls on CUDA they get."""
+    return {overridden(op): kernel for op, kernel in KERNELS.items()}
 
 
 def register_to_dispatch() -> None:
     """Makes these the operators' kernels on GPUs."""
     from ... import triton_utils as tu
 
-    kernels = {"CUDA": OVERRIDES, "XPU": KERNELS if torch.xpu._is_compiled() else {}}
-    for key, overrides in kernels.items():
-        for op, (cond, impl) in overrides.items():
+    kernels = {"CUDA": overrides(), "XPU": KERNELS if torch.xpu._is_compiled() else {}}
+    for key, of_key in kernels.items():
+        for op, (cond, impl) in of_key.items():
             tu.register_op_override("aten", op, key, cond=cond, impl=impl)
