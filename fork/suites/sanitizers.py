@@ -21,6 +21,7 @@ OPTIONS = {
     **TWO_THREADS,
     # Upstream's name for: skip tests that would take too long.
     "PYTORCH_TEST_WITH_ASAN": "1",
+    "ATTN_FEWER_EXAMPLES": "1",  # of hypothesis
 }
 # Prints the path of torch's library of operators, and the best instruction set.
 PROBE = """
