@@ -23,7 +23,7 @@ from fork.errors import ForkError
 from fork.graft import INSTALLED, graft_into, graftable, open_graft
 from fork.overlay import Stack, default_release
 from fork.project import PROJECT
-from fork.suites import environment, finish, own_files, run_suites, table
+from fork.suites import contents, digest, environment, finish, own_files, run_suites, table
 
 PUBLISHED = "bench/published"
 SCRIPTS = ("bench", "fields", "lengths", "ring", "stages", "ways")
@@ -31,8 +31,9 @@ SCRIPTS = ("bench", "fields", "lengths", "ring", "stages", "ways")
 FOLDERS = {
     "torch/_native/ops/attn/": "cuda",
     "aten/src/ATen/native/cuda/": "cuda",
-    "aten/src/ATen/native/": "cpu",
+    "aten/src/ATen/native/cpu/": "cpu",
 }
+COMMENTS = re.compile(rb"//[^\n]*|/\*.*?\*/", re.S)  # of C++
 
 COMMIT = re.compile(r"; kernel of commit ([^;]+)\.$")  # in a report's line on the machine
 
@@ -140,13 +141,16 @@ def bench_gpu(base: str, sanitized: bool, publish: bool, args: tuple[str, ...]) 
 
 
 def kernel(device: str) -> str:
-    """A hash of the sources of the kernel for a device, which says what figures are of."""
+    """A hash of the code of the kernel for a device, which says what figures are of."""
     files = {}
     for path, file in Stack(paths.ROOT).tree().items():
         folder = next(filter(path.startswith, FOLDERS), "")
         if FOLDERS.get(folder) == device:
             files[path.removeprefix(folder)] = file
-    return paths.digest(files)[:16]
+    texts = contents(files)
+    for name in [name for name in texts if not name.endswith(".py")]:
+        texts[name] = b"".join(COMMENTS.sub(b"", texts[name]).split())
+    return digest([], texts)
 
 
 def figures() -> list[tuple[str, str, str]]:

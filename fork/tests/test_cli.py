@@ -686,9 +686,10 @@ def test_bench(tmp_path, monkeypatch, args, status, kept):
     [
         (None, {"cpu": "this one", "cuda": "this one"}),
         ("aten/src/ATen/native/cpu/Attn.h", {"cpu": "an older one", "cuda": "this one"}),
+        ("aten/src/ATen/native/Attn.cpp", {"cpu": "this one", "cuda": "this one"}),
         ("torch/_native/ops/attn/triton.py", {"cpu": "this one", "cuda": "an older one"}),
         ("aten/src/ATen/native/cuda/Attn.cu", {"cpu": "this one", "cuda": "an older one"}),
-        (NATIVE, {"cpu": "an older one", "cuda": "this one"}),
+        (NATIVE, {"cpu": "this one", "cuda": "this one"}),
         ("test/test_attn.py", {"cpu": "this one", "cuda": "this one"}),
     ],
 )
