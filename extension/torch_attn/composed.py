@@ -144,6 +144,11 @@ def attn_backward(grad_output, grad_attn, q, k, v, attn, output_mask):
     return grad_q, grad_k, grad_v
 
 
+def _attn_of(q, k, is_causal, scale):
+    attn = torch.tanh(q @ k.mT if scale == 1 else q @ k.mT * scale)
+    return attn.tril() if is_causal else attn
+
+
 def _seen(q, x, is_causal):
     """Those rows of x, of which k has as many, that some query sees: the others may be anything."""
     return x[..., : q.shape[-2], :] if is_causal and x is not None else x
@@ -188,7 +193,7 @@ def _along(jet, i):
 
 
 def _derivatives(grad_output, q, k, v, is_causal, scale, output_mask):
-    """Derivatives of attn_output and of its gradients, each None if not wanted, or zero.
+    """Derivatives of attn_output and of its gradients, each None if it is not wanted, or zero.
 
     The arguments up to v are jets. With X = q kᵀ, attn = tanh(scale X), slope = scale (1 - attn²)
     and S̄ = (grad_output vᴴ) ∘ conj(slope), where attn and slope are 0 above the diagonal if causal,
@@ -206,13 +211,9 @@ def _derivatives(grad_output, q, k, v, is_causal, scale, output_mask):
     matmul, mul = torch.matmul, torch.mul
     k_t = _each(k, lambda x: x.mT)
 
-    scores = q[0] @ k_t[0]
-    attn = [torch.tanh(scores if scale == 1 else scores * scale)]
-    attn[0] = attn[0].tril() if is_causal else attn[0]
-    slope, x = [None], [None]
-    if needs_scores or every:
-        slope = [scale - scale * attn[0] * attn[0]]
-        slope[0] = slope[0].tril() if is_causal else slope[0]
+    attn, x = [_attn_of(q[0], k[0], is_causal, scale)], [None]
+    slope = [scale - scale * attn[0] * attn[0]]
+    slope[0] = slope[0].tril() if is_causal else slope[0]
     for at in range(1, sets):
         i = at & -at
         x.append(_product(q, k_t, at, matmul))
@@ -243,16 +244,33 @@ def _derivatives(grad_output, q, k, v, is_causal, scale, output_mask):
 def attn_output(q, k, v, is_causal=False, scale=1.0):
     """Returns output = attn v with attn = tanh(scale q kᵀ), or 0 above the diagonal if causal."""
     check("attn_output", q, k, v, grouped=True)
-    return _derivatives([None], [q], [k], [v], is_causal, scale, (True, False, False, False))[0]
+    k, v = _seen(q, k, is_causal), _seen(q, v, is_causal)
+    return _attn_of(q, k, is_causal, scale) @ v
 
 
 @_derivative
 def attn_output_backward(grad_output, q, k, v, is_causal, scale, output_mask):
     """Returns the gradients of q, k and v, or None for what is not needed.
 
-    Those of k and v are sums over the samples that share them.
+    With attn as in `attn_output` and S̄ = scale (grad_output vᴴ) ∘ conj(1 - attn²), or 0 above the
+    diagonal: grad_q = S̄ conj(k), grad_k = S̄ᵀ conj(q), grad_v = attnᴴ grad_output. Those of k and v
+    are sums over the samples that share them.
     """
-    return _derivatives([grad_output], [q], [k], [v], is_causal, scale, (False, *output_mask))[1:]
+    all_k, all_v = k, v
+    k, v = _seen(q, k, is_causal), _seen(q, v, is_causal)
+    attn = _attn_of(q, k, is_causal, scale)
+    needs_q, needs_k, needs_v = output_mask
+    grad_q = grad_k = grad_v = None
+    if needs_q or needs_k:
+        grad_scores = torch.ops.aten.tanh_backward(grad_output @ v.mH, attn)
+        grad_scores = grad_scores if scale == 1 else grad_scores * scale
+        grad_scores = grad_scores.tril() if is_causal else grad_scores
+        grad_q = grad_scores @ k.conj() if needs_q else None
+        if needs_k:
+            grad_k = _of_all((grad_scores.mT @ q.conj()).sum_to_size(k.shape), all_k)
+    if needs_v:
+        grad_v = _of_all((attn.mH @ grad_output).sum_to_size(v.shape), all_v)
+    return grad_q, grad_k, grad_v
 
 
 @_derivative
