@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fork.console import run
 from fork.errors import ForkError
+from fork.project import PROJECT
 from fork.suites.run import TWO_THREADS
 
 # The values of ATEN_CPU_CAPABILITY. A machine that has one has those before it.
@@ -21,7 +22,7 @@ OPTIONS = {
     **TWO_THREADS,
     # Upstream's name for: skip tests that would take too long.
     "PYTORCH_TEST_WITH_ASAN": "1",
-    "ATTN_FEWER_EXAMPLES": "1",  # of hypothesis
+    f"{PROJECT.upper()}_FEWER_EXAMPLES": "1",  # of hypothesis
 }
 # Prints the path of torch's library of operators, and the best instruction set.
 PROBE = """
