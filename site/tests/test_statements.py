@@ -100,8 +100,7 @@ def test_no_message_ends_the_series_but_the_last():
 def test_where_the_bits_of_the_package_differ():
     """Each capability in which the package's column differs from the fork's is excepted."""
     (said,) = paragraphs(TEXTS["site/ways.md"], "same bits")
-    for what in ("AMX", "forward AD", "second derivatives"):
-        assert what in said
+    assert "AMX" in said
 
 
 def test_the_rules_of_error():
