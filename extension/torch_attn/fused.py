@@ -214,8 +214,7 @@ class _Fused(Function):
         # Autograd has switched forward AD off, of outer transforms too.
         with forward_ad._set_fwd_grad_enabled(True):
             # The pullback u -> J^H u is linear. Its own pullback takes the tangents to J tangents.
-            primal = [x if x is None else forward_ad.unpack_dual(x, level=0).primal for x in saved]
-            results, pull = cls._linearize(primal, ctx.others, at)
+            results, pull = cls._linearize(_primal(saved), ctx.others, at)
             _, push = vjp(pull, tuple(y for y in results if y is not None))
             (found,) = push(tuple(tangents[i] for i in at))
         found = iter(found)
@@ -226,7 +225,7 @@ class _Fused(Function):
     def _linearize(cls, saved, others, at):
         """Returns `formula`'s results, and the pullback from them to the arguments `at`."""
         saved = unwrap_dead_wrappers(tuple(saved[: len(others)]))
-        args = [other if x is None else x for x, other in zip(saved, others, strict=True)]
+        args = _args_of(saved, others)
         results = ()
 
         def of(*some):
@@ -373,8 +372,7 @@ class _OfAttnOutput(_Fused):
         # Autograd has switched forward AD off, of outer transforms too.
         with forward_ad._set_fwd_grad_enabled(True):
             saved = unwrap_dead_wrappers(ctx.saved_tensors)
-            primal = [x if x is None else forward_ad.unpack_dual(x, level=0).primal for x in saved]
-            return cls.push(_args_of(primal, ctx.others), tangents)
+            return cls.push(_args_of(_primal(saved), ctx.others), tangents)
 
     @classmethod
     def vmap(cls, info, in_dims, *args):
@@ -386,13 +384,11 @@ class _OfAttnOutput(_Fused):
         is_causal, _, *masks = args[len(cls.rows) + len(cls.keys) :]
         if any(in_dims[i] is not None for i in cls.keys) or any(any(x[-2:]) for x in masks):
             return super().vmap(info, in_dims, *args)
-        args, size = list(args), info.batch_size
+        args, dims, size = list(args), list(in_dims), info.batch_size
         if is_causal:
             for i in cls.keys:
-                args[i] = args[i] if args[i] is None else args[i].unsqueeze(0)
-            dims = tuple(0 if isinstance(x, Tensor) else None for x in args)
-            for i in cls.rows:
-                args[i] = args[i] if args[i] is None else _in_front(args[i], in_dims[i], size)
+                if args[i] is not None:
+                    args[i], dims[i] = args[i].unsqueeze(0), 0
             return super().vmap(info, dims, *args)
         for i in cls.rows:
             if args[i] is not None:
@@ -402,6 +398,10 @@ class _OfAttnOutput(_Fused):
         results = _call(cls, True, *args)
         dims = _each(results, lambda x: x.dim() - 2)
         return _each(results, lambda x: x.unflatten(-2, sizes)), dims
+
+
+def _primal(saved):
+    return [x if x is None else forward_ad.unpack_dual(x, level=0).primal for x in saved]
 
 
 def _args_of(saved, others):
@@ -589,17 +589,6 @@ def _plain(function):
     return plain
 
 
-def _four(function):
-    """`function` with four results, of which some may be None."""
-
-    def four(*args, **options):
-        results = function(*args, **options)
-        results = results if isinstance(results, tuple) else (results,)
-        return *results, *[None] * (4 - len(results))
-
-    return four
-
-
 def _triton_of(key):
     """Returns the Triton kernels for a dispatch key's devices, and which version, or why not."""
     is_there = {"CUDA": torch.backends.cuda.is_built(), "XPU": torch.xpu._is_compiled()}[key]
@@ -637,13 +626,14 @@ for _name, _formula, _fake in (
     ("_attn_output_triple_backward", _triple, _fake_of_higher_order(_triple)),
 ):
     _composed = _plain(_formula)
-    _schema = str(getattr(_ops, _name).default._schema).partition("(")[2].rpartition(" -> ")[0]
-    for _prefix, _kernel, _results in (
+    _arguments, _, _results = str(getattr(_ops, _name).default._schema).partition(" -> ")
+    _arguments = _arguments.partition("(")[2]
+    for _prefix, _kernel, _found in (
         ("_wrong_", _wrong(_fake), "str"),
-        ("_composed_", _four(_composed), "(Tensor, Tensor, Tensor, Tensor)"),
+        ("_composed_", _composed, _results),
     ):
         _called = _prefix + _name.removeprefix("_")
-        _registrations.define(f"{_called}({_schema} -> {_results}")
+        _registrations.define(f"{_called}({_arguments} -> {_found}")
         _registrations.impl(_called, _kernel, "CompositeExplicitAutograd")
     _registrations.impl(_name, _composed, "CompositeExplicitAutograd")
     for _key, (_kernels, _) in triton.items():

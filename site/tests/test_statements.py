@@ -99,8 +99,11 @@ def test_no_message_ends_the_series_but_the_last():
 
 def test_where_the_bits_of_the_package_differ():
     """Each capability in which the package's column differs from the fork's is excepted."""
-    (said,) = paragraphs(TEXTS["site/ways.md"], "same bits")
+    page = TEXTS["site/ways.md"]
+    (said,) = paragraphs(page, "same bits")
     assert "AMX" in said
+    assert "| the same in second derivatives | yes | yes |" in page
+    assert "| double backward, forward AD | yes | yes |" in page
 
 
 def test_the_rules_of_error():
