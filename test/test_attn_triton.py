@@ -268,7 +268,8 @@ class TestAttnTriton(TritonTestCase):
         self.assert_third_order_agrees(problem, dtype)
 
     @parametrize(
-        "dtype,is_causal", [*((x, True) for x in DTYPES), (torch.float, False)]
+        "dtype,is_causal",
+        ((torch.half, True), (torch.float, True), (torch.float, False)),
     )
     def test_tails_of_output(self, dtype, is_causal):
         for names, check in (

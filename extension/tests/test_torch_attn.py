@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch_attn
 from torch.autograd import forward_ad
-from torch_attn import fused
+from torch_attn import composed, fused
 
 OPS = torch.ops.torch_attn
 OPTIONS = ({}, {"is_causal": True}, {"scale": 0.5}, {"is_causal": True, "scale": -2.0})
@@ -370,6 +370,39 @@ def test_backends():
     if not torch.backends.cuda.is_built():
         why = "this torch is built without CUDA"
         assert found["cuda"] == f"composed of PyTorch's operators: {why}"
+
+
+BY_ANOTHER_THREAD = """\
+import threading
+
+thread = threading.Thread(target=exec, args=("import test_torch_attn",))
+thread.start()
+thread.join()
+import test_torch_attn as tests
+print(tests.is_right())
+"""
+BY_WORKERS = """\
+import multiprocessing
+import test_torch_attn as tests
+from torch.utils.data import DataLoader
+
+assert tests.is_right()  # starts the threads, which a forked process has not
+loader = DataLoader(range(4), num_workers=2, collate_fn=tests.is_right,
+                    multiprocessing_context=multiprocessing.get_context("fork"))
+print(all(loader))
+"""
+
+
+def is_right(_=None):
+    inputs = make(2, m=40, n=300, d=16, e=24)
+    found, expected = gradients(fused.attn, inputs), gradients(composed.attn, inputs)
+    return all(map(torch.allclose, found, expected))
+
+
+@pytest.mark.parametrize("code", (BY_ANOTHER_THREAD, BY_WORKERS))
+def test_imported_by_a_thread_and_used_by_forked_workers(code):
+    path = f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}"
+    assert python(code, PYTHONPATH=path) == "True"
 
 
 def test_leaks_nothing():
