@@ -25,11 +25,11 @@ source: ## PyTorch built whole from its source, with the stack as commits: hours
 course: ## run every lesson of course/, check its exercises, its extension, operators of one's own; ONLY=lessons or operators: these
 	$(BOOTSTRAP) course $(if $(ONLY),--only $(ONLY))
 
-extension: ## build the package torch-attn, test its wheel on several releases; BASE=2.13.0: on that one
-	$(BOOTSTRAP) extension
+extension: ## build the package torch-attn, test its wheel on several releases; BASE=2.13.0: on that one; MACHINE=aarch64: in an emulator
+	$(BOOTSTRAP) extension $(if $(MACHINE),--machine $(MACHINE))
 
-wheel: ## the package torch-attn, and the package of its sources, into dist/
-	$(BOOTSTRAP) wheel
+wheel: ## the package torch-attn, and the package of its sources, into dist/; MACHINE=aarch64: for ARM
+	$(BOOTSTRAP) wheel $(if $(MACHINE),--machine $(MACHINE))
 
 site: ## the manual and the course as pages, in build/site; LESSONS=no: without running a lesson
 	$(BOOTSTRAP) site $(if $(filter no,$(LESSONS)),--no-lessons)

@@ -1,6 +1,7 @@
 """The extension: its wheel built once, and tested on several releases of PyTorch."""
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ from fork.errors import ForkError
 from fork.graft import STAMP
 from fork.overlay import download_wheel, files_under
 from fork.suites import environment
+from fork.suites.arm64 import COMPILER, MACHINE, SVE256, check_machine, emulated
 
 EXTENSION = paths.ROOT / "extension"
 # The package is made of these, too. Its source package has them at the same place in its folder.
@@ -35,43 +37,53 @@ HEADERS = "2.14.1"  # earlier ones leak where an operator has a `str`
 # The one wheel is tested on the oldest release that it is for, on the default one, and on the
 # newest that pip installs here.
 TESTED = ("==2.10.0", "==2.13.0", ">=2.14")
+# In an emulator only some tests run, on the release whose wheel for ARM is for CPUs alone.
+IN_EMULATOR = "readme or instructions or mistakes or forked or values_3_4_5_6 or values_7_3_2_2"
+OTHER = click.option(
+    "--machine", type=click.Choice([MACHINE]), help="Build for this one, which QEMU emulates."
+)
 
 
 @click.command(cls=Command, section="Test", example="--base 2.13.0")
 @click.option("--base", envvar="BASE", help="Test on this release alone.")
-def extension(base: str | None) -> None:
+@OTHER
+def extension(base: str | None, machine: str | None) -> None:
     """Build torch-attn's wheel, and test it on several releases and two Pythons (`make extension`).
 
     A release is tested in a virtual environment of its own, which is removed if it passes. Where
     .venv has the fork's torch, the results are compared with those of the native operators.
     """
-    releases = [f"=={base}"] if base else TESTED
+    releases = [f"=={base}"] if base else TESTED[:1] if machine else TESTED
     # The oldest release runs on the other Python, if there is one.
     pythons = [sys.executable] * len(releases)
     if (other := other_python()) and not base:
         pythons[0] = other
     with paths.alone("extension"):
-        wheel = build()
+        wheel = build(machine)
         table = new_table(f"{wheel.name}, {wheel.stat().st_size / 1e6:.2f} MB")
         for column in ("torch", "Python", "tests", "minutes"):
             table.add_column(column)
-        passed = [test(wheel, *which, table) for which in zip(releases, pythons, strict=True)]
-        if (paths.VENV / STAMP).exists():
-            passed.append(test_beside_native(wheel, table))
+        if machine:
+            passed = [test_in_emulator(wheel, release, table) for release in releases]
+        else:
+            passed = [test(wheel, *which, table) for which in zip(releases, pythons, strict=True)]
+            if (paths.VENV / STAMP).exists():
+                passed.append(test_beside_native(wheel, table))
     passed.append(runs_where_torch_does(wheel))
     print_wide(table)
     if not passed[-1]:
         console.print(f"FAIL: some systems that torch is for are not in {wheel.name}'s tag")
-    if not base and other is None:
+    if not base and not machine and other is None:
         console.print("no other Python than this one is on the PATH")
     sys.exit(0 if all(passed) else 1)
 
 
 @click.command(cls=Command, section="Build")
-def wheel() -> None:
+@OTHER
+def wheel(machine: str | None) -> None:
     """Build torch-attn's wheel and its source package, without tests (`make wheel`)."""
     with paths.alone("extension"):
-        made = build().parent
+        made = build(machine).parent
         DIST.mkdir(exist_ok=True)
         for old in DIST.glob("torch_attn-*"):
             old.unlink()
@@ -89,20 +101,25 @@ def sources() -> dict[str, Path]:
     return found | {FLAGS: paths.ROOT / FLAGS}
 
 
-def build() -> Path:
-    """Returns the wheel, built from the source package unless there is one of the same sources."""
+def build(machine: str | None = None) -> Path:
+    """Returns the wheel, built from the source package unless there is one of the same sources.
+
+    It is for this machine, or for the `machine` for which there is a compiler here.
+    """
+    if machine:
+        check_machine()
     files = sources()
-    folder = MADE / paths.digest(files, HEADERS)[:16]
+    folder = MADE / paths.digest(files, f"{HEADERS} {machine or platform.machine()}")[:16]
     if not folder.exists():
         include = headers()
         # What is packed but fails a check is no package.
         with paths.atomically(folder, folder=True) as partial:
-            _build_in(partial, files, include)
+            _build_in(partial, files, include, machine)
     (wheel,) = folder.glob("*.whl")
     return wheel
 
 
-def _build_in(folder: Path, files: Mapping[str, Path], include: Path) -> None:
+def _build_in(folder: Path, files: Mapping[str, Path], include: Path, machine: str | None) -> None:
     """Packs the sources, builds the wheel from that package, and checks both."""
     tree = folder / "source"
     with step("pack torch-attn's sources"):
@@ -116,10 +133,18 @@ def _build_in(folder: Path, files: Mapping[str, Path], include: Path) -> None:
         run(command, MADE / "sdist.log", "torch-attn cannot be packed", env=env)
     (package,) = folder.glob("*.tar.gz")
     with step("compile torch-attn"):
-        setting = f"-Ccmake.define.TORCH_INCLUDE={include}"
-        pip = [sys.executable, "-m", "pip", "wheel", "--no-deps"]
+        settings = {"TORCH_INCLUDE": include}
+        if machine:
+            settings |= {"CMAKE_SYSTEM_NAME": "Linux", "CMAKE_SYSTEM_PROCESSOR": machine}
+            settings["CMAKE_CXX_COMPILER"] = COMPILER
+        options = [f"-Ccmake.define.{name}={value}" for name, value in settings.items()]
+        pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", *options]
         wrong = "torch-attn cannot be built"
-        run([*pip, setting, "-w", folder / "linux", package], MADE / "wheel.log", wrong, env=env)
+        run([*pip, "-w", folder / "linux", package], MADE / "wheel.log", wrong, env=env)
+    if machine:  # scikit-build-core calls it this machine's
+        (local,) = (folder / "linux").glob("*.whl")
+        command = [python, "-m", "wheel", "tags", "--remove", f"--platform-tag=linux_{machine}"]
+        run([*command, local], MADE / "tags.log", wrong)
     (local,) = (folder / "linux").glob("*.whl")
     # Names the wheel after the oldest systems that have all the symbols it asks for.
     command = [tools / "auditwheel", "repair", f"--exclude={TORCH}", "-w", folder, local]
@@ -183,6 +208,20 @@ def test(wheel: Path, release: str, python: str, table) -> bool:
     if passed:
         shutil.rmtree(venv)
     return passed
+
+
+def test_in_emulator(wheel: Path, release: str, table) -> bool:
+    """As `test` does, some tests by a Python that QEMU runs, with NEON and with SVE."""
+    start = time.monotonic()
+    python = emulated(paths.BUILD / "arm64" / "venv-package") / "bin" / "python"
+    with step(f"install torch{release} and the wheel in the emulator"):
+        pip = [python, "-m", "pip", "install", "--no-compile"]
+        wrong = f"torch{release} cannot be installed"
+        run([*pip, f"torch{release}"], MADE / "install.log", wrong)
+        run([*pip, "--no-deps", "--force-reinstall", wheel], MADE / "install.log", wrong)
+    options = ["--numprocesses=auto", "-k", IN_EMULATOR]
+    passed = [_pytest(python, table, start, variables, *options) for variables in ({}, SVE256)]
+    return all(passed)
 
 
 def test_beside_native(wheel: Path, table) -> bool:

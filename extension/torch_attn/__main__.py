@@ -51,6 +51,14 @@ def step(op: Callable[..., Tensor], given: list[Tensor]) -> list[Tensor]:
     return [output, *torch.autograd.grad(output, given, torch.ones_like(output))]
 
 
+def curvature(op: Callable[..., Tensor], given: list[Tensor]) -> Tensor:
+    """How q's gradient changes along a direction, of which a field's Laplacian is a sum."""
+    q, k, v = (x.detach() for x in given)
+    gradient = torch.func.grad(lambda q: op(q, k, v).sum())
+    tangent: Tensor = torch.func.jvp(gradient, (q,), (torch.ones_like(q),))[1]
+    return tangent
+
+
 def wrong() -> list[str]:
     """What differs from eager's results in double by more than twice what eager's own differ.
 
@@ -81,18 +89,23 @@ def seconds(run: Callable[[], object]) -> float:
 
 
 def speed() -> list[str]:
-    """Lines of a table: times of a step, and how many times as long eager takes."""
-    lines = [f"{'a step of':30}{'attn':>12}{'attn_output':>14}    eager takes"]
-    for dtype, n, d in CASES:
-        given = inputs(dtype, n, d)
-        ops = attn, torch_attn.attn_output, eager
-        runs = [partial(step, op, given) for op in ops]
-        rounds = [[seconds(run) for run in runs] for _ in range(ROUNDS + 1)][1:]
-        of_attn, of_output = (median(times[i] for times in rounds) for i in range(2))
-        ratios = [median(times[2] / times[i] for times in rounds) for i in range(2)]
-        name = f"{str(dtype).removeprefix('torch.')}, n = {n}, d = {d}"
-        times = f"{of_attn * 1e3:9.2f} ms{of_output * 1e3:11.2f} ms"
-        lines.append(f"{name:30}{times}    {ratios[0]:.2f} and {ratios[1]:.2f} times as long")
+    """Lines of two tables: times, and how many times as long eager takes."""
+    lines = []
+    for title, run, ops in (
+        ("a step of", step, {"attn": attn, "attn_output": torch_attn.attn_output}),
+        ("a second derivative of", curvature, {"attn_output": torch_attn.attn_output}),
+    ):
+        lines.append(f"{title:26}{''.join(f'{name:>14}' for name in ops)}    eager takes")
+        for dtype, n, d in CASES:
+            given = inputs(dtype, n, d)
+            runs = [partial(run, op, given) for op in (*ops.values(), eager)]
+            rounds = [[seconds(x) for x in runs] for _ in range(ROUNDS + 1)][1:]
+            own = [median(times[i] for times in rounds) for i in range(len(ops))]
+            ratios = [median(times[-1] / times[i] for times in rounds) for i in range(len(ops))]
+            name = f"{str(dtype).removeprefix('torch.')}, n = {n}, d = {d}"
+            times = "".join(f"{x * 1e3:11.2f} ms" for x in own)
+            how = " and ".join(f"{x:.2f}" for x in ratios)
+            lines.append(f"{name:26}{times}    {how} times as long")
     return lines
 
 

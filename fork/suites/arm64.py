@@ -84,11 +84,8 @@ def run_arm64() -> list[Result]:
     check_machine()
     folder = paths.BUILD / "arm64"
     with paths.alone(folder):
-        tree, venv = folder / DEBIAN, folder / "venv"
-        if not tree.exists():
-            unpack_debian(tree, folder)
-        make_environment(venv, tree, folder)
-        headers = tree / "usr" / "include"
+        venv = emulated(folder / "venv")
+        headers = folder / DEBIAN / "usr" / "include"
         # Debian's Python.h includes a file of the folder of all headers. Of the others there, the
         # compiler has its own.
         cxx = f"{COMPILER} -idirafter {headers}"
@@ -98,6 +95,16 @@ def run_arm64() -> list[Result]:
         # The compiler is not the first one on the path, which PyTorch would compare with its own.
         variables = {"CXX": cxx, "PATH": tools, "TORCH_DONT_CHECK_COMPILER_ABI": "1"}
         return run_chosen(venv / "bin" / "python", folder / "logs", TWO_THREADS | variables)
+
+
+def emulated(venv: Path) -> Path:
+    """Returns `venv`, whose Python QEMU runs, and which has the fork's requirements."""
+    folder = venv.parent
+    tree = folder / DEBIAN
+    if not tree.exists():
+        unpack_debian(tree, folder)
+    make_environment(venv, tree, folder)
+    return venv
 
 
 def run_chosen(python: Path, logs: Path, variables: dict[str, str]) -> list[Result]:

@@ -52,6 +52,9 @@ def built(tmp_path, monkeypatch):
         if "--sdist" in command:
             place = command[command.index("--outdir") + 1]
             (place / "torch_attn-1.0.tar.gz").touch()
+        elif "tags" in command:
+            assert "--platform-tag=linux_aarch64" in command
+            command[-1].rename(command[-1].with_stem("torch_attn-1.0-linux_aarch64"))
         elif "wheel" in command:
             place = command[command.index("-w") + 1]
             assert command[-1] == place.parent / "torch_attn-1.0.tar.gz"
@@ -60,7 +63,7 @@ def built(tmp_path, monkeypatch):
             found.append(place)
         elif "repair" in command:
             place = command[command.index("-w") + 1]
-            command[-1].rename(place / "torch_attn-1.0.whl")
+            command[-1].rename(place / f"{command[-1].stem.replace('-linux', '')}.whl")
 
     monkeypatch.setattr(extension, "run", run)
     return found
@@ -72,6 +75,12 @@ def test_the_wheel_is_built_once_for_the_same_sources(tmp_path, built):
     assert extension.build() == first
     (tmp_path / "extension" / "a.cpp").write_text("2", encoding="utf-8")
     assert extension.build() != first
+    assert len(built) == 2
+
+
+def test_the_wheel_for_another_machine_is_another_one(built, monkeypatch):
+    monkeypatch.setattr(extension, "check_machine", lambda: None)
+    assert extension.build("aarch64") != extension.build()
     assert len(built) == 2
 
 
@@ -115,7 +124,7 @@ def test_both_packages_alone_are_put_in_dist(tmp_path, built, monkeypatch, capsy
     monkeypatch.setattr(extension, "DIST", tmp_path / "dist")
     (tmp_path / "dist").mkdir()
     (tmp_path / "dist" / "torch_attn-1.0-other.whl").touch()
-    extension.wheel.callback()
+    extension.wheel.callback(machine=None)
     names = ["torch_attn-1.0.tar.gz", "torch_attn-1.0.whl"]
     assert sorted(file.name for file in (tmp_path / "dist").iterdir()) == names
     *_, first, second = capsys.readouterr().out.splitlines()
