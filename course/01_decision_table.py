@@ -169,7 +169,7 @@ assert gradcheck(VersinPointer.apply, x) and gradgradcheck(VersinPointer.apply, 
 # %%
 # What autograd has recorded, of each:
 
-figure, axes = plt.subplots(1, 3, figsize=(9, 2.4), layout="constrained")
+figure, axes = plt.subplots(3, 1, figsize=(5, 6), layout="constrained")
 graphs = [
     draw(axes[0], "tensor operations", versin(x).grad_fn),
     draw(axes[1], "raw pointer", versin_by_pointer(x).grad_fn),

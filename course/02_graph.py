@@ -231,11 +231,11 @@ q, k, v = (torch.randn(s, requires_grad=True) for s in ((2, 3), (4, 3), (4, 5)))
 scores = torch.tanh(torch.mm(q, k.T))
 output, attn = torch.attn(q, k, v)
 
-figure, (left, right) = plt.subplots(
-    1, 2, figsize=(9, 4.5), gridspec_kw={"width_ratios": [1, 1.4]}
+figure, (above, below) = plt.subplots(
+    2, 1, figsize=(5, 6), gridspec_kw={"height_ratios": [2, 1]}
 )
-composed = draw(left, "composed", torch.mm(scores, v).grad_fn, scores.grad_fn)
-native = draw(right, "torch.attn", output.grad_fn, attn.grad_fn)
+composed = draw(above, "composed", torch.mm(scores, v).grad_fn, scores.grad_fn)
+native = draw(below, "torch.attn", output.grad_fn, attn.grad_fn)
 figure.tight_layout()
 
 assert (

@@ -173,7 +173,7 @@ print("attn:", ENTRIES["attn"]["q, k, v"])
 # nothing comes back.
 
 s = torch.linspace(-4, 4, 200, dtype=torch.double)
-figure, axes = plt.subplots(figsize=(6, 3))
+figure, axes = plt.subplots(figsize=(5, 2.8))
 axes.plot(s, torch.tanh(s), label="a = tanh(s)")
 axes.plot(s, 1 - torch.tanh(s) ** 2, label="1 - a²")
 axes.set_xlabel("s")

@@ -208,12 +208,12 @@ for turn in range(6):
 medians = {name: torch.tensor(times).median().item() for name, times in rounds.items()}
 ratios = {name: medians["composed"] / t for name, t in medians.items()}
 
-figure, (left, right) = plt.subplots(1, 2, figsize=(8, 2.8))
-left.barh(list(counts), list(counts.values()), color="#8fb0d9")
-left.set_title("kernels, forward and backward", fontsize=10)
-right.barh(list(ratios), list(ratios.values()), color="#8fb0d9")
-right.set_title("times as fast as composed", fontsize=10)
-for axes in (left, right):
+figure, (above, below) = plt.subplots(2, 1, figsize=(5, 4.4))
+above.barh(list(counts), list(counts.values()), color="#8fb0d9")
+above.set_title("kernels, forward and backward", fontsize=10)
+below.barh(list(ratios), list(ratios.values()), color="#8fb0d9")
+below.set_title("times as fast as composed", fontsize=10)
+for axes in (above, below):
     axes.invert_yaxis()
 figure.tight_layout()
 

@@ -201,7 +201,7 @@ for step, loss in enumerate(losses, 1):
     print(f"step {step}: loss {loss:.5f}")
 assert losses == sorted(losses, reverse=True) and losses[-1] > rest
 
-figure, axes = plt.subplots(figsize=(6, 3.2))
+figure, axes = plt.subplots(figsize=(5, 3))
 _, long = learn(KillHead, x, y, 2, steps=25)
 axes.plot(closed_form(long[0], rest, 25), color="#888888", label="closed form")
 axes.plot(long, "o", markersize=4, label="loss")

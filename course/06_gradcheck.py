@@ -94,7 +94,7 @@ assert toy_gradcheck(Cube.of(3), x) and not toy_gradcheck(Cube.of(2), x)
 # 0.88. **So gradients are checked in double.**
 
 steps = torch.logspace(-12, 0, 49, dtype=torch.double)
-figure, axes = plt.subplots(figsize=(6, 3.6))
+figure, axes = plt.subplots(figsize=(5, 3.4))
 best = {}
 for dtype in (torch.double, torch.float):
     at = torch.linspace(0.5, 2, 20, dtype=dtype)
@@ -110,7 +110,9 @@ axes.axvline(1e-6, linestyle=":", color="#c0504d", label="gradcheck's eps")
 axes.set_xlabel("eps")
 axes.set_ylabel("error of the difference")
 axes.set_ylim(1e-12, 10)
-axes.legend()
+axes.legend(
+    fontsize=8, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1)
+)  # off the lines
 figure.tight_layout()
 print(
     {

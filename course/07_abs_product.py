@@ -117,7 +117,7 @@ assert not gradgradcheck(
 line = (torch.arange(-100, 101, dtype=torch.double) / 50).requires_grad_()
 y = AbsProduct.apply(line, torch.tensor(1.5, dtype=torch.double).expand(201))
 (slope,) = torch.autograd.grad(y.sum(), line)
-figure, axes = plt.subplots(figsize=(6, 3))
+figure, axes = plt.subplots(figsize=(5, 2.8))
 axes.plot(line.detach(), y.detach(), label="|u v|, v = 1.5")
 axes.plot(line.detach(), slope, ".", markersize=3, label="what backward says")
 axes.set_xlabel("u")

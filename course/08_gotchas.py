@@ -375,9 +375,9 @@ if (ROOT / "stack").is_dir():  # in a clone of this repository
 
     stack = Stack(ROOT)
     debts = [stack.debts(commit.number).total() for commit in stack.commits]
-    figure, axes = plt.subplots(figsize=(7, 2.8))
+    figure, axes = plt.subplots(figsize=(5, 2.6))
     axes.bar([commit.number for commit in stack.commits], debts, color="#c0504d")
-    axes.set_xticks(range(1, len(debts) + 1))
+    axes.set_xticks(range(1, len(debts) + 1, 4))
     axes.set_xlabel("commit")
     axes.set_ylabel("expected failures")
     figure.tight_layout()

@@ -221,13 +221,13 @@ assert (
     and losses[0][-1] < losses[0][0]
 )
 
-figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4))
-left.plot(losses[1], color="#bbbbbb", linewidth=5, label="nn.Linear")
-left.plot(losses[0], color="#2d5fa0", linewidth=1.5, label="ours")
-left.set_xlabel("step")
-left.set_title("loss", fontsize=10)
-left.legend()
-graph = draw(right, "the graph of one layer", Linear(4, 2)(data).grad_fn)
+figure, (above, below) = plt.subplots(2, 1, figsize=(5, 6))
+above.plot(losses[1], color="#bbbbbb", linewidth=5, label="nn.Linear")
+above.plot(losses[0], color="#2d5fa0", linewidth=1.5, label="ours")
+above.set_xlabel("step")
+above.set_title("loss", fontsize=10)
+above.legend()
+graph = draw(below, "the graph of one layer", Linear(4, 2)(data).grad_fn)
 figure.tight_layout()
 assert len(graph) == 3  # the Function's node, the weight, the bias
 

@@ -261,7 +261,7 @@ assert (
     < lines["torch/extension.h"]
 )
 
-figure, axes = plt.subplots(figsize=(7, 2))
+figure, axes = plt.subplots(figsize=(5, 2))
 axes.barh(list(lines), list(lines.values()), color="#8fb0d9")
 axes.invert_yaxis()
 axes.set_xlabel("lines for the compiler to read")

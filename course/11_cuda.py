@@ -123,7 +123,7 @@ if tests.exists():  # in a clone of this repository
 peak, bandwidth = 67e12, 4.8e12
 intensity = torch.logspace(-1, 3, 100, dtype=torch.double)
 roof = (bandwidth * intensity).clamp(max=peak)
-figure, axes = plt.subplots(figsize=(6, 3.4))
+figure, axes = plt.subplots(figsize=(5, 3.4))
 axes.loglog(intensity, roof / 1e12, color="#444444")
 for tile in (1, 16, 64, 128):
     reached = min(peak, bandwidth * tile / 4)

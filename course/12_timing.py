@@ -120,7 +120,7 @@ ratios = {name: measure(shape) for name, shape in SHAPES.items()}
 for shape, of in ratios.items():
     print(f"{shape:8}", {name: round(ratio, 2) for name, ratio in of.items()})
 
-figure, axes = plt.subplots(figsize=(7, 3.6))
+figure, axes = plt.subplots(figsize=(5, 3.8))
 for place, name in enumerate(CONTENDERS):
     xs = [i + 0.2 * (place - 1.5) for i in range(len(SHAPES))]
     axes.bar(xs, [ratios[shape][name] for shape in SHAPES], width=0.18, label=name)

@@ -34,7 +34,7 @@ fourth exercise lost. Do each yourself, then read the commit.
 minute or two; ``make attn`` puts the tip back. After each, PyTorch's own suites say
 what they think of it. These are the lab's six files, with ``-k attn``. They run on
 PyTorch 2.6.0 in an environment of its own below ``build/``: the first command downloads
-5 GB, takes 9.6 GB of disk and ten minutes, most of it for the CUDA packages that the
+5 GB, takes 9.6 GB of disk and twelve minutes, most of it for the CUDA packages that the
 wheel asks for. Each further one takes a minute or two:
 
 .. code-block:: sh
@@ -252,7 +252,7 @@ for name, row in table.items():
         or "-",
     )
 
-figure, axes = plt.subplots(figsize=(7, 3.8))
+figure, axes = plt.subplots(figsize=(5, 4.4))
 axes.imshow(
     [[float(seen) for seen in row] for row in table.values()],
     cmap="Blues",
@@ -260,9 +260,9 @@ axes.imshow(
     aspect="auto",
 )
 axes.set_xticks(
-    range(len(SUITES)), [s.__name__ for s in SUITES], rotation=20, fontsize=8
+    range(len(SUITES)), [s.__name__ for s in SUITES], rotation=40, ha="right"
 )
-axes.set_yticks(range(len(table)), list(table), fontsize=8)
+axes.set_yticks(range(len(table)), list(table))
 for i, row in enumerate(table.values()):
     for j, seen in enumerate(row):
         axes.text(j, i, "found" if seen else "", ha="center", va="center", fontsize=8)

@@ -245,7 +245,7 @@ assert len(ran) == 10 and re.search(r"^=+ 10 passed in", tests, re.M)
 # is one more ``python -m fork new``.
 
 x = torch.linspace(-4, 4, 200)
-figure, axes = plt.subplots(figsize=(6, 3))
+figure, axes = plt.subplots(figsize=(5, 2.8))
 axes.plot(x, x.abs(), ":", color="#888888", label="|x|")
 axes.plot(x, torch.logaddexp(x, -x) - torch.log(torch.tensor(2.0)), label="log cosh x")
 axes.plot(x, x.tanh(), label="its derivative, tanh x")

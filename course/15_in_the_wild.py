@@ -118,7 +118,7 @@ for entry in entries("ATen/native/native_functions.yaml", "func"):
         kinds[name] = "no derivative: factories, indices, tests"
 counts = Counter(kinds.values())
 print(dict(counts))
-figure, axes = plt.subplots(figsize=(7, 1.8))
+figure, axes = plt.subplots(figsize=(5, 2))
 axes.barh(list(counts), list(counts.values()), color="#8fb0d9")
 axes.set_xlabel("operators")
 figure.tight_layout()

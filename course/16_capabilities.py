@@ -114,7 +114,7 @@ COMPILERS = ("compile", "compile_gradient", "dynamic_shapes", "export", "aot_ind
 # k is (5, 3), v is (5, 4), one thread. The processor is the one that the record names.
 
 costs = table["microseconds"]
-figure, axes = plt.subplots(figsize=(7, 4.2))
+figure, axes = plt.subplots(figsize=(5, 4.8))
 record.draw_costs(axes, {run.ROUTES[name].title: costs[name] for name in costs})
 axes.set_title(f"torch {RELEASE}, {table['cpu']}", fontsize=9)
 figure.tight_layout()

@@ -214,3 +214,10 @@ def check(attempt): x = used(attempt)
         "for base in (2, 3):",
         "def check(attempt):",
     ]
+
+
+def test_plots_are_legible_on_a_telephone():
+    """An inch of a plot is 100 pixels of its page: letters shrink by no more than a third."""
+    for file in LESSONS:
+        widths = re.findall(r"figsize=\((\d+),", file.read_text(encoding="utf-8"))
+        assert widths and all(int(width) <= 5 for width in widths), file.name
