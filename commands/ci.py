@@ -96,6 +96,7 @@ def ci(writes: bool, every: bool, only: tuple[str, ...]) -> None:
         if not status and key(stage, graft) != today:
             console.print(f"== {stage.name}: not recorded, for what it reads changed meanwhile")
         elif not status and writes:
+            known = read_record()  # another `.ci/run` may have written meanwhile
             known[stage.name] = Passed(today, str(date.today()), seconds, seconds_of(began))
             write_record({s.name: known[s.name] for s in stages if s.name in known})
         for place in stage.removes:

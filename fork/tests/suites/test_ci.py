@@ -129,6 +129,16 @@ def test_a_stage_whose_inputs_change_meanwhile_is_not_recorded(clone):
     assert "tests" not in json.loads((clone / ci.RECORD).read_text(encoding="utf-8"))
 
 
+def test_what_another_run_records_meanwhile_stays(clone, tmp_path):
+    ran(clone, "--record", "--only", "built")
+    other = (clone / ci.RECORD).rename(tmp_path / "record.json")
+    changed = [dict(stage) for stage in STAGES]
+    changed[1]["run"] = f"cp {other} {ci.RECORD}"
+    write_files(clone, {ci.STAGES: yaml.safe_dump(changed)})
+    assert ran(clone, "--record", "--only", "tests")[1] == 0
+    assert {*json.loads((clone / ci.RECORD).read_text(encoding="utf-8"))} == {"tests", "built"}
+
+
 def test_errors(clone):
     assert ran(clone, "--only", "none")[1:] == (1, f"error: none: no stage of {ci.STAGES}")
     write_files(clone, {ci.RECORD: "[]"})
