@@ -27,7 +27,7 @@ from fork.suites import contents, digest, environment, finish, own_files, run_su
 
 PUBLISHED = "bench/published"
 SCRIPTS = ("bench", "fields", "lengths", "ring", "stages", "ways")
-# The sources of the kernels, and for which device they are; of two folders the first one counts.
+# The sources of the kernels, and for which device they are.
 FOLDERS = {
     "torch/_native/ops/attn/": "cuda",
     "aten/src/ATen/native/cuda/": "cuda",
