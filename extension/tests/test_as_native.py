@@ -58,7 +58,8 @@ OTHERWISE = {
         "test_aot_inductor",
     ),
 }
-# Of these, one in five runs: they have hundreds of cases, for the kernels, which are the same.
+# One in five of these tests runs. They have hundreds of cases for the sake of the kernels, and the
+# package's kernels are those of the native operators.
 MANY = ("test_values", "test_gradcheck")
 
 
