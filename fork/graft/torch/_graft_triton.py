@@ -1,10 +1,10 @@
 """Registers the overlay's Triton kernels in releases that have no `torch._native` for that yet."""
 
-import importlib.metadata
-import importlib.util
+import importlib
 import logging
 import os
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ import torch
 from torch._vendor.packaging.version import Version
 
 LEAST = Version("3.6")  # as in later releases
+# PyTorch's builds for CUDA bring the first one, those for ROCm one of the others.
+DISTRIBUTIONS = ("triton", "triton-rocm", "pytorch-triton-rocm")
 log = logging.getLogger(__name__)
 
 
@@ -19,8 +21,9 @@ def is_available() -> bool:
     """Whether there is a Triton for the kernels. Does not import it."""
     if os.environ.get("TORCH_DISABLE_NATIVE_JIT") == "1" or not torch.backends.cuda.is_built():
         return False
-    found = importlib.util.find_spec("triton") and Version(importlib.metadata.version("triton"))
-    if not found or found < LEAST:
+    installed = [d for name in DISTRIBUTIONS for d in metadata.distributions(name=name)]
+    if not installed or Version(installed[0].version) < LEAST:
+        found = installed[0].version if installed else "not installed"
         log.info("operators are composed on GPUs: Triton is %s, not %s or newer", found, LEAST)
         return False
     return True
