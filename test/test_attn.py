@@ -282,7 +282,7 @@ MISTAKES = (
         lambda q, k, v: (q, k, v.to("meta")),
         SAME_DEVICE + "q: {device}, k: {device}, v: meta",
     ),
-    # Of two mistakes the first in the order dtype, kind, device, sizes.
+    # Of two mistakes the error names the first in the order dtype, kind, device, sizes.
     Mistake(
         "dtype_before_device",
         lambda q, k, v: (q.half(), k.to("meta"), v),
@@ -538,7 +538,7 @@ class TestAttn(AttnTestCase):
 
         def op(*inputs):
             result = torch.attn(*inputs)
-            # One tensor: of several, gradcheck would give one at a time a gradient.
+            # It is one tensor: of several, gradcheck would give a gradient to one at a time.
             return torch.cat([getattr(result, name) for name in used], dim=-1)
 
         self.assertTrue(gradcheck(op, leaves))

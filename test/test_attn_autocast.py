@@ -152,7 +152,7 @@ class TestAttnAutocast(AttnTestCase):
                     [x.dtype for x in actual], [*(x.dtype for x in expected), *mixed]
                 )
                 self.assert_bitwise(actual, evaluate(explicit(dtype), inputs, grads))
-        # All that are cast in any mixture, and each of those kept with itself.
+        # The dtypes that are cast come in any mixture, each that is kept with itself.
         self.assertEqual(count, len(CAST) ** 3 + len(KEPT))
 
     def test_default_dtype(self, device):
@@ -388,7 +388,7 @@ class TestAttnAutocast(AttnTestCase):
             leaves = [x.detach().requires_grad_() for x in inputs]
             with self.autocast(device, dtype, enabled=around):
                 results = op(*leaves)
-            # Of one attn: gradients of several are added in another order.
+            # The loss is that of one attn: gradients of several are added in another order.
             loss = sum((x.float() ** 2).sum() for x in results[:2])
             return *results, *torch.autograd.grad(loss, leaves)
 

@@ -46,7 +46,7 @@ from torch.utils.checkpoint import checkpoint
 by_small_case = by_case_in((SMALL, SMALL_BATCH))
 
 
-# What attn, and a gradient given, is not.
+# Ways in which `attn`, or a gradient that is given, has a wrong shape, dtype or device.
 WRONG = {
     "transposed": lambda x: x.mT,
     "one_row": lambda x: x[..., :1, :],
@@ -62,7 +62,7 @@ WRONG = {
     "bool": lambda x: torch.zeros_like(x, dtype=torch.bool),
     "on_meta": lambda x: torch.zeros_like(x, device="meta"),
 }
-# What attn refuses too, by the same check.
+# Mistakes in q, k and v: the same check refuses them in the forward.
 REFUSED = {
     "d": ("q", lambda q: q[..., :1], "attn: q (*, m, d) and k (*, n, d) must"),
     "n": ("v", lambda v: v[..., :1, :], "attn: k (*, n, d) and v (*, n, e) must"),
@@ -298,8 +298,8 @@ class TestAttnAutograd(AttnTestCase):
         addresses = [sorted(x.data_ptr() for x in xs) for xs in (actual, expected)]
         self.assertEqual(*addresses)
 
-    # Beyond the first gradient. The rule has to have a precision to compare with: in
-    # double only gradcheck is used.
+    # The derivatives beyond the first gradient. The rule for tolerances needs a higher
+    # precision to compare with: in double only gradcheck is used.
 
     @by_case
     @dtypes(torch.float, torch.cfloat)
@@ -336,7 +336,7 @@ class TestAttnAutograd(AttnTestCase):
     @by_case
     @dtypes(torch.float, torch.cfloat)
     def test_transforms(self, device, dtype, case, transform):
-        # All of one layout: for an expanded primal, no forward AD takes a dense tangent.
+        # All have one layout: for an expanded primal, no forward AD takes a dense tangent.
         (x, g), (u, h), (w, _) = (case.make(device, dtype) for _ in range(3))
         self.assert_agrees(TRANSFORMS[transform], case, x, g, u, w, h)
 
@@ -408,7 +408,7 @@ class TestAttnAutograd(AttnTestCase):
         self.assertTrue(gradcheck(op, given, check_forward_ad=forward))
         self.assertTrue(gradgradcheck(op, given, check_fwd_over_rev=forward))
 
-    # The graph.
+    # The following look at the graph that autograd records.
 
     @by_small_case
     def test_nodes(self, device, case):
@@ -432,7 +432,7 @@ class TestAttnAutograd(AttnTestCase):
             nodes(*found), {"AttnBackwardBackward0", "AttnBackward0", "AccumulateGrad"}
         )
 
-        # Of the second derivative only the way through attn is a node of its own.
+        # In the second derivative only the way through attn is a node of its own.
         with Record() as record:
             torch.autograd.grad(found, inputs, like(found))
         self.assertEqual(record.calls.count(BACKWARD), 1)
@@ -534,7 +534,7 @@ class TestAttnAutograd(AttnTestCase):
                 with self.assertRaisesRegex(
                     RuntimeError, f"Function '{node}' returned nan values"
                 ):
-                    # The differences of infinities are the first NaN.
+                    # Differences of infinities make the first NaN.
                     torch.autograd.grad(
                         found, inputs, [torch.full_like(x, torch.inf) for x in found]
                     )
@@ -610,7 +610,7 @@ class TestAttnAutograd(AttnTestCase):
         self.assertEqual(result.output.grad, grads[0])
         self.assertEqual(result.attn.grad, 5 * grads[1])
         self.assertEqual(seen[:2], ["before", "after"])
-        # Of each input, first its name, then itself.
+        # Each input comes as its name, then itself.
         rest = seen[2:]
         self.assertEqual(sorted(rest[::2]), sorted(INPUTS))
         for name, x in zip(rest[::2], rest[1::2]):
@@ -642,7 +642,7 @@ class TestAttnAutograd(AttnTestCase):
         sizes = [x.shape for x in inputs]
 
         def compute(op, packed, grads):
-            # As of one linear layer: q, k and v are views of one buffer.
+            # q, k and v are views of one buffer, as those that one linear layer makes.
             leaf = packed[0].detach().requires_grad_()
             parts = leaf.split([size.numel() for size in sizes])
             views = [x.view(size) for x, size in zip(parts, sizes)]
@@ -703,7 +703,7 @@ class TestAttnAutograd(AttnTestCase):
             with self.assertRaisesRegex(RuntimeError, f"^{message}"):
                 torch.ops.aten._attn_backward(*arguments.values(), mask)
 
-    # By any kernel, and by what stands for one where there are no values.
+    # Each kernel is called, and what stands for one where there are no values.
     @by_case_in((SMALL, SMALL._replace(name="batch", batch=(3,))))
     @parametrize("where", ("device", "meta", "fake"))
     @dtypes(torch.float, torch.cfloat)
@@ -771,7 +771,7 @@ class TestAttnAutograd(AttnTestCase):
         for grads in found:
             self.assertEqual(grads, expected, rtol=0, atol=0)
 
-    # Other kinds of tensors.
+    # The following pass other kinds of tensors.
 
     @by_small_case
     @dtypes(torch.double, torch.cdouble)
@@ -836,7 +836,7 @@ class TestAttnAutograd(AttnTestCase):
                 for name, x in zip(INPUTS, inputs)
             ]
             for name, x in zip(INPUTS, leaves):
-                # What is quantized cannot require grad.
+                # A quantized tensor cannot require grad.
                 x.requires_grad_(name in wanted and x.is_floating_point())
             results = dict(zip(OUTPUTS, op(*leaves)))
             pairs = [

@@ -100,7 +100,7 @@ struct Dense {
   }
 };
 """
-# attn and its backward by oneDNN's products, also where attn itself multiplies otherwise.
+# These compute attn and its backward by oneDNN's products, also where attn multiplies otherwise.
 BY_BRGEMM = """
 extern "C" void by_brgemm(int64_t m, int64_t n, int64_t d, int64_t e, void** x) {
   const Sizes sizes{1, m, n, d, e};
@@ -116,8 +116,9 @@ extern "C" void by_brgemm(int64_t m, int64_t n, int64_t d, int64_t e, void** x) 
 """
 
 
-# In place of AttnVnni.h, which needs AVX-512: the same for any instruction set, slowly. With it the
-# classes that call it are compiled for this machine. Operands are copies, row after row.
+# This stands in for AttnVnni.h, which needs AVX-512: it does the same by any instruction set,
+# slowly. With it the classes that call it are compiled for this machine. Operands are copies, row
+# after row.
 PLAIN = """
 #pragma once
 
@@ -250,7 +251,7 @@ def compiled(folder, text, plain=False):
         build_directory=folder,
         is_python_module=False,
     )
-    # A second one in a process gets a number in its name.
+    # A process's second library of a name gets a number in it.
     (library,) = (x for x in os.listdir(folder) if x.endswith(".so"))
     return ctypes.CDLL(os.path.join(folder, library))
 
@@ -296,7 +297,7 @@ def kernels(seed=0):
                 wrong.append((m, n, d, e))
         made = [file for file in os.listdir(folder) if file.startswith("dnnl_dump")]
         os.chdir("/")
-    # AMX's tiles are configured and released by two more, which are no products.
+    # Two more kernels configure AMX's tiles and release them: they are no products.
     products = [file for file in made if "tile" not in file]
     print(json.dumps({"products": products, "wrong": wrong}))
 
@@ -332,7 +333,7 @@ class TestAttnBrgemm(KernelTestCase):
         """Each of the 2**16, NaNs with any payload among them, is itself after rounding."""
         numbers = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype)[:, None]
         finfo = torch.finfo(dtype)
-        # By FMA and, where it can, by oneDNN. All columns but the first are zeros.
+        # FMA multiplies one column; oneDNN, where it can, 32, of which all but one are zeros.
         for n, width in ((1, 1), (32, 32)):
             with self.subTest(n=n):
                 padded = partial(torch.nn.functional.pad, pad=(0, width - 1))

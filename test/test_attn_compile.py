@@ -72,7 +72,7 @@ by_few = by_case_in(
     [x for x in CASES if x.name in (*FEW_NAMES.split(), "two_batch_dims")]
 )
 
-# It takes long; what it looks at are layouts and sizes of zero.
+# opcheck takes long, and looks at layouts and at sizes of zero: it gets the cases of these.
 OPCHECK_NAMES = (
     "small one no_query no_key no_feature no_value nothing transposed conjugate "
     "expanded_row small_batch two_batch_dims no_batch batch_without_key "
@@ -81,7 +81,7 @@ OPCHECK_NAMES = (
 by_opcheck = by_case_in([x for x in CASES if x.name in OPCHECK_NAMES.split()])
 
 MASKS = tuple(product((True, False), repeat=3))
-# With grad_output, with grad_attn; (False, False) is no gradient at all.
+# Whether there is a grad_output, a grad_attn; (False, False) is no gradient at all.
 GIVEN = tuple(product((True, False), repeat=2))
 
 
@@ -247,7 +247,7 @@ class TestAttnMeta(CompileTestCase):
             torch.attn(*change(*inputs))
         expected = str(caught.exception).splitlines()[0]
         for tensors, mode, fakes in self.without_values(inputs):
-            # All of them are on one device, meta.
+            # Meta tensors are on one device.
             if tensors == "meta" and "same device" in expected:
                 continue
             with self.subTest(tensors=tensors), mode:
@@ -366,7 +366,7 @@ class TestAttnTracing(CompileTestCase):
         inputs, grads = case.make(device, torch.float)
         graph = make_fx(lambda *x: torch.attn(*x), tracing_mode=tracing_mode)(*inputs)
         self.assertEqual(of_attn(calls(graph)), ATTN)
-        # Besides the operator, only what takes the results apart.
+        # The graph has the operator, and what takes its results apart.
         self.assertEqual(len(calls(graph)), 2)
         self.assert_bitwise(graph(*inputs), torch.attn(*inputs))
 
@@ -374,7 +374,7 @@ class TestAttnTracing(CompileTestCase):
             return evaluate(torch.attn, tensors[:3], tensors[3:])
 
         graph = make_fx(both, tracing_mode=tracing_mode)(*inputs, *grads)
-        # Once for the outputs, once for the gradients.
+        # attn is there once for the outputs and once for the gradients.
         self.assertEqual(of_attn(calls(graph)), Counter(ATTN + ATTN + ATTN_BACKWARD))
         self.assert_bitwise(graph(*inputs, *grads), both(*inputs, *grads))
 
@@ -427,7 +427,7 @@ class TestAttnTracing(CompileTestCase):
         )
         self.assertEqual([of_attn(calls(x)) for x in forward], [ATTN])
         self.assertEqual([of_attn(calls(x)) for x in backward], [ATTN_BACKWARD])
-        # What is not asked for is not computed.
+        # Only those gradients are computed that are asked for.
         (node,) = (
             x
             for x in backward[0].graph.nodes
@@ -504,13 +504,14 @@ class TestAttnTracing(CompileTestCase):
 
         args = tuple(inputs), tuple(grads), tuple(u)
         expected = op(*args)
-        # torch.func gives those of q, k and v first, autograd here those of grads.
+        # torch.func gives the gradients of q, k and v first, autograd those of grads.
         by_autograd = double_backward(torch.attn, *args)
         self.assert_bitwise(expected[3:], [*by_autograd[2:], *by_autograd[:2]])
         recorder = Recorder()
         compiled = torch.compile(op, fullgraph=True, backend=recorder)
         self.assert_bitwise(compiled(*args), expected)
-        # Once for the first order; once more from the attn that it reads to q and k.
+        # The backward is there for the first order, and once more for the way from the
+        # attn that it reads to q and k.
         self.assertEqual(
             of_attn(recorder.forward()), ATTN + ATTN_BACKWARD + ATTN_BACKWARD
         )
@@ -655,7 +656,7 @@ class TestAttnTracing(CompileTestCase):
                     evaluate(lambda *x: compiled(*x, where), inputs, grads),
                     evaluate(lambda *x: op(*x, where), inputs, grads),
                 )
-        # One for the outputs alone, and one with gradients.
+        # One graph is for the outputs alone, one has gradients.
         self.assertEqual(recorder.frame_count, 2)
 
     def test_data_dependent_mismatch(self, device):
@@ -775,7 +776,7 @@ class TestAttnExport(CompileTestCase):
             Model(), self.inputs(device), dynamic_shapes=dynamic_shapes, strict=strict
         )
         self.assertEqual(of_attn(calls(program.graph_module)), ATTN)
-        # b, m, d, n, e, each once.
+        # The sizes b, m, d, n and e are a symbol each.
         self.assertEqual(len(program.range_constraints), 5)
 
         decomposed = program.run_decompositions()
@@ -905,8 +906,8 @@ class TestAttnInductor(CompileTestCase):
     def test_no_implicit_fallback(self, device):
         with torch._inductor.config.patch(force_disable_caches=True):
             self.assertEqual(self.implicit_fallbacks(device), [])
-            # The message that is missing here does come without our lines; with CI set
-            # it would be an error.
+            # Without the overlay's lines Inductor logs a message, which with CI set would
+            # be an error.
             torch._dynamo.reset()
             without = {
                 op: x
@@ -922,15 +923,15 @@ class TestAttnInductor(CompileTestCase):
             with (
                 mock.patch.dict(lowering.lowerings, without, clear=True),
                 mock.patch.dict(os.environ, {"CI": ""}),
-                # An implicit fallback leaves its constraint here, for good.
+                # An implicit fallback adds a constraint here, and never takes it away.
                 mock.patch.dict(lowering._maybe_layout_constraints),
             ):
                 self.assertEqual(
                     len([x for x in self.implicit_fallbacks(device) if "attn" in x]), 2
                 )
 
-    # With CI set, a fallback that has a decomposition is an error unless it says that
-    # it is meant; the import raises it, so that nothing could be compiled.
+    # With CI set, a fallback for an operator that has a decomposition must say that it is
+    # meant. Else the import of Inductor raises, and nothing could be compiled.
     def test_import_in_ci(self, device):
         run = subprocess.run(
             [sys.executable, "-c", "import torch._inductor.lowering"],
@@ -956,7 +957,7 @@ class TestAttnInductor(CompileTestCase):
             if recorder.frame_count:
                 actual = run(compiled, inputs, grads)
             else:
-                # It resets Dynamo, so only the first time.
+                # run_and_get_code resets Dynamo, so it runs the first time alone.
                 actual, code = run_and_get_code(run, compiled, inputs, grads)
                 forward, backward = code
                 self.assertEqual(forward.count("torch.ops.aten.attn.default("), 1)
@@ -1085,7 +1086,7 @@ class TestAttnStubs(CompileTestCase):
     @parametrize("name", ("_C/_VariableFunctions.pyi", "_VF.pyi"))
     def test_function(self, name):
         (function,) = self.definitions(name)
-        # From source, stubs have the docstring.
+        # In a build from source, stubs have the docstring.
         if ast.get_docstring(function):
             del function.body[0]
         self.assertEqual(

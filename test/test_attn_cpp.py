@@ -49,7 +49,7 @@ TORCH_LIBRARY(attn_cpp_test, m) {
 }
 """
 
-# With the operators' own headers only.
+# A program that includes the operators' own headers only.
 PROGRAM = """
 #include <ATen/ops/attn.h>
 #include <ATen/ops/full.h>
@@ -80,7 +80,7 @@ class TestAttnCpp(TestCase):
         return load(
             name,
             [file],
-            # What some distributions' compilers pass: an unused library is not kept.
+            # Some distributions' compilers pass this: an unused library is not kept.
             extra_ldflags=["-Wl,--as-needed"],
             build_directory=self.folder,
             is_python_module=False,

@@ -35,7 +35,7 @@ if not torch.cuda.is_available():
     sys.exit(0)
 
 
-# Releases of another kind have no kernels for GPUs.
+# Only a build for CUDA that finds Triton has these kernels.
 HAS_TRITON = torch._C._dispatch_has_kernel_for_dispatch_key(
     "aten::_attn_output_jvp", "CUDA"
 )
@@ -193,12 +193,12 @@ class TestAttnCuda(AttnTestCase):
 
         def compute(op, *tensors):
             *inputs, grad = tensors
-            # For a gradient of attn there may be no memory.
+            # There may be no memory for a gradient of attn.
             return *op(*inputs), *gradients(op, inputs, (grad, None), used=("output",))
 
         actual = dict(zip(RESULTS, compute(torch.attn, q, k, v, grad)))
         every, last = slice(None), slice(size - 70, None)
-        # What depends on a few rows of attn, or on a few columns, all of these.
+        # These results depend on the last rows of attn, or on its last columns, alone.
         for rows, columns, names in (
             (last, every, ("output", "attn", "grad_q")),
             (every, last, ("attn", "grad_k", "grad_v")),

@@ -338,7 +338,8 @@ TWO_BATCH = Sizes(2, 3, 4, 3, batch=(4, 2))
 GRADS = [" ".join(pair) for pair in product("RPrc", repeat=2)]
 
 ONE_DIM = [
-    # Every choice, each with some choice of gradients: 15 of these, so that all meet.
+    # Every choice of placements, with one of the choices of gradients in turn. There are
+    # 15 of these, so that all pairs come.
     *(
         Case(" ".join(letters), grads)
         for letters, grads in zip(product("RPrc", repeat=3), cycle(GRADS[:-1]))
@@ -347,7 +348,7 @@ ONE_DIM = [
     *(Case("R r r", f"{x} -") for x in "RPrc"),
     *(Case("R R c", f"- {x}") for x in "RPrc"),
     *(Case(x, wanted=wanted) for x in ("r R R", "R r r") for wanted in WANTED),
-    # Averages that pass: PyTorch 2.6 has none by gloo.
+    # Averages that pass through: gloo of PyTorch 2.6 cannot average.
     *(Case("R R A", grads) for grads in ("R R", "R A", "R -", "- R", "- A")),
     *(Case("R R R", grads) for grads in ("A R", "R A", "A A", "P A", "A -", "- A")),
     Case("R R A", "R R", sizes=BATCH),
@@ -361,7 +362,7 @@ ONE_DIM = [
         for x in ("R R R", "r R R", "R r r", "c c c")
         for dtype in (torch.float, torch.bfloat16)
     ),
-    # Without communication: PyTorch 2.6 has none of complex numbers by gloo.
+    # Nothing is sent in these: gloo of PyTorch 2.6 cannot send complex numbers.
     Case("R R R", dtype=torch.cdouble),
     Case("b b b", "b b", sizes=TWO_BATCH, dtype=torch.cdouble),
 ]

@@ -44,7 +44,7 @@ class TestAttnExamples(TestCase):
         found = self.same(
             example.per_sample_gradients, example.per_sample_gradients_loop, *about
         )
-        # Their mean is the gradient of the batch's mean.
+        # The mean of the samples' gradients is the gradient of the batch's mean.
         model = self.models[0]
         (model(self.x) - self.y).square().mean().backward()
         for name, parameter in model.named_parameters():
@@ -56,7 +56,7 @@ class TestAttnExamples(TestCase):
         found = self.same(
             example.hessian_vector_product, example.hessian_vector_product_twice, *about
         )
-        # By definition, too: the difference of two gradients.
+        # A difference of two gradients gives the same, by definition.
         eps, ends = 1e-6, []
         for sign in (1, -1):
             at = {k: p + sign * eps * self.v[k] for k, p in self.parameters.items()}

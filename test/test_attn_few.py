@@ -20,8 +20,8 @@ from torch.testing._internal.common_utils import (
 )
 
 
-# Each writes c, m x n, or returns 0 if it does not take these sizes. `scores` multiplies twice, as
-# for two tiles of the same keys.
+# Each function writes c, m x n, or returns 0 if it does not take these sizes. `scores` multiplies
+# twice, as for two tiles of the same keys.
 SOURCE = """
 #include <ATen/native/cpu/AttnFewColumns.h>
 #include <ATen/native/cpu/AttnOneRow.h>

@@ -93,7 +93,7 @@ SIZES = (
     sized(1, 289, 5, 6, 2, 3),
     sized(50, 600, 40, 20, 3),
 )
-# In lower precision the backward has the sums of some samples at a time.
+# Sizes at which, in lower precision, the backward holds the sums of some samples at a time.
 IN_PARTS = (
     sized(60, 100, 32, 32, 700),
     sized(60, 100, 9, 8, 2, 1500),
@@ -102,11 +102,11 @@ IN_PARTS = (
     sized(140001, 100, 32, 16),
     sized(140000, 97, 31, 3),
 )
-# A few, in which the kernels of all instruction sets differ, to be run with each.
+# The cases in which the kernels of the instruction sets differ, to be run with each.
 EDGES = [
     case._replace(name=f"edges_{case.name}")
     for case in (
-        # Any rows that are left of a tile, of which each instruction set has its own.
+        # Any number of rows is left of a tile, whose height each instruction set has its own.
         *(sized(m, 35, 7, 5) for m in range(1, 14)),
         *(sized(m, n, 600, 3) for m in (4, 8) for n in (1, 9, 31, 33)),
         *(sized(m, 300, d, d + 3) for m, d in ((1, 31), (2, 33), (3, 16), (6, 64))),
@@ -145,8 +145,8 @@ SHARED = (
     sized(300, 64, 200, 9),
     sized(12, 900, 300, 40),
 )
-# One that is small, one of dot products, one in which q is transposed; one whose sizes are odd
-# and one whose sizes are even.
+# A small case, one of dot products, one in which q is transposed; one whose sizes are odd and
+# one whose sizes are even.
 VARIED = (
     sized(3, 4, 5, 6, 3, 2),
     sized(6, 40, 100, 110, 3, 2),
@@ -154,7 +154,7 @@ VARIED = (
     sized(27, 301, 35, 37, 3, 2),
     sized(26, 300, 36, 38, 3, 2),
 )
-# By how much memory grows: attn is large, all else is not.
+# Cases for the growth of memory: attn is large, all else is not.
 LARGE = (
     (sized(8192, 8192, 64, 64), torch.float),
     (sized(8192, 4096, 64, 64), torch.double),
@@ -163,7 +163,7 @@ LARGE = (
     (sized(64, 2**18, 16, 16), torch.float),
     (sized(2**18, 64, 16, 16), torch.float),
 )
-# Scratch memory would be larger than all else if it grew with these.
+# Scratch memory that grew with d or e would be larger here than all else.
 WIDE = (
     *(sized(m, 3, 2**10, 2) for m in (1, 4, 8)),
     *(sized(m, 600, 2, 2**10) for m in (1, 8, 96)),
@@ -290,10 +290,10 @@ int main() {
   }
 }
 """
-# Each contains those before it.
+# Each instruction set contains those before it.
 CAPABILITIES = ("DEFAULT", "AVX2", "AVX512")
-# In the environment of a process for a lesser one: properties are tested with a fifth of the
-# examples that are drawn.
+# A variable that is set for a process with a lesser set: it tests properties with a fifth of the
+# examples.
 FEWER_EXAMPLES = "ATTN_FEWER_EXAMPLES"
 
 
@@ -314,7 +314,7 @@ def printed_by(name, source, given="", flags=()):
         )
         library = os.path.join(torch.__path__[0], "lib")
         env = os.environ | {"LD_LIBRARY_PATH": library}
-        # It takes seconds: one that takes minutes hangs.
+        # The program takes seconds: if it takes minutes, it hangs.
         return subprocess.check_output(
             [program], env=env, text=True, input=given, timeout=120
         )
@@ -512,7 +512,7 @@ def scratches():
         m, d, n, e = case.m, case.d, case.n, case.e
         for dtype, (column, threads) in runs:
             torch.set_num_threads(threads)
-            # One row, or one column, that all others are.
+            # All rows are the same one in memory, or all columns are.
             tensors = [
                 torch.zeros(rows if column else 1, column or cols, dtype=dtype).expand(
                     *case.batch, rows, cols
@@ -618,7 +618,7 @@ def in_process(function, **environment):
     process = subprocess.run(
         [sys.executable, "-c", f"import {module}; {module}.{function.__name__}()"],
         cwd=folder,
-        # Threads that wait take no processor from others: there may be few.
+        # With this, threads that wait leave their processors to others: there may be few.
         env=os.environ | {"OMP_WAIT_POLICY": "passive"} | environment,
         capture_output=True,
         text=True,
@@ -696,8 +696,8 @@ class TestAttnKernel(KernelTestCase):
         """
         self.assert_results(dtype, case)
 
-    # 1 - attn**2 cancels; or attn is as small as the scores. Of few scores the composed
-    # maths may round all well by luck.
+    # Large scores cancel in 1 - attn**2; small ones are attn itself, nearly. Few scores the
+    # composed maths may by luck round well, all of them.
     @by_case_in([case for case in EDGES if case.m * case.n >= 100])
     @parametrize(
         "scores", (subtest(20.0, name="saturated"), subtest(1e-4, name="tiny"))
@@ -763,7 +763,7 @@ class TestAttnKernel(KernelTestCase):
             arguments = dict(zip(GIVEN, (*inputs, *grads)))
             for name in where:
                 x = arguments[name][0, 1]
-                # In the tails of rows and columns, and not.
+                # One is in the tails of rows and columns, one is not.
                 x[1, 2] = x[-1, -1] = value
             actual = evaluate(torch.attn, inputs, grads)
             # oneDNN's product of bfloat16 on a CPU without an instruction for it makes NaN
@@ -871,10 +871,10 @@ class TestAttnKernel(KernelTestCase):
                 sums = 4 * (m * d + n * (d + e)) if dtype.itemsize == 2 else 0
                 self.assertLess(forward, bound)
                 self.assertLess(backward, bound + sums)
-                # One would be seen.
+                # A temporary of attn's size would be seen.
                 self.assertGreater(temporary, 30 * bound)
 
-    # Whatever the sizes. WIDE are those of which some path once had more.
+    # The bound holds for any sizes. With those of WIDE some path once took more.
     @unittest.skipUnless(os.access("/proc/self/clear_refs", os.W_OK), "needs Linux")
     @unittest.skipIf(TEST_WITH_ASAN, "ASan has memory of its own")
     def test_scratch_memory(self, device):
@@ -938,7 +938,7 @@ class TestAttnKernel(KernelTestCase):
             with self.subTest(seed=seed, case=case):
                 throws = 0 <= thrower < tasks.numel()
                 self.assertEqual(end, "failed" if throws else "")
-                # Once a task has thrown nobody waits, and the sums are of no use.
+                # Once a task has thrown, none waits for another, and the sums mean nothing.
                 if not throws:
                     self.assertEqual(found, sums)
 
@@ -966,7 +966,7 @@ class TestAttnKernel(KernelTestCase):
         (q, _, _), (grad_output, _) = exact(sized(size, 1, 16, 16), torch.bfloat16)
         (_, k, v), _ = exact(sized(1, size, 16, 16), torch.bfloat16)
         output, attn = torch.attn(q, k, v)
-        # For grad_attn of its own there may be no memory.
+        # attn is its own grad_attn: there may be no memory for another one.
         actual = aten._attn_backward(
             grad_output, attn, q, k, v, attn, (True, True, True)
         )
@@ -1002,7 +1002,7 @@ class TestAttnKernel(KernelTestCase):
         self.assertEqual(output.item(), 3)
         del attn
 
-        # The sum of (v + grad_attn) (1 - attn**2) k, all of which are k.
+        # grad_q sums (v + grad_attn) (1 - attn**2) k, where v, grad_attn and attn are k, too.
         (grad_q, _, _) = aten._attn_backward(
             torch.ones_like(q), k.mT, q, k, k, k.mT, (True, False, False)
         )

@@ -181,7 +181,7 @@ class TestAttnOutput(AttnTestCase):
         make = partial(torch.randn, device=device, dtype=dtype)
         q, k, v = make(0, 2, 30), make(1, 400, 30), make(1, 400, 50)
         for _ in range(3):
-            # The gradients may be allocated where these have been.
+            # The gradients may get the memory of these, which is full of NaN.
             used = [torch.full_like(x, math.nan) for _ in range(20) for x in (k, v)]
             del used
             grads = aten._attn_output_backward(
@@ -208,7 +208,7 @@ class TestAttnOutput(AttnTestCase):
             changed = [x.clone() for x in inputs]
             changed[1][place] = changed[2][place] = 3
             after = both_ways(torch.attn_output, problem, changed, grad_output)
-            # The rows of output and grad_q before the key, and what comes after all queries.
+            # Rows of output and grad_q before the key stay, and all of a key after all queries.
             for x, y in zip(before[:2], after[:2]):
                 self.assert_bitwise([y[:place]], [x[:place]])
                 self.assertEqual(x[place:].equal(y[place:]), place >= 400)

@@ -41,7 +41,7 @@ THREADED = (
     Problem(sized(300, 301, 20, 30, 4, 3), (1, 3)),
     Problem(sized(30, 31, 20, 30, 40, 3), (40, 1), True),
 )
-# The backward by products of pairs, which are PLAIN's: see test_attn_brgemm.
+# The backward by products of pairs, for which PLAIN of test_attn_brgemm.py stands in.
 BACKWARD = """
 extern "C" void backward(
     int64_t m, int64_t n, int64_t d, int64_t e, int64_t is_causal, void** x) {
@@ -84,7 +84,7 @@ def growths(lengths=LENGTHS):
     found = []
     for n, is_causal, dtype in product(lengths, MASKS, MEMORY_DTYPES):
         problem = Problem(sized(n, n, 64, 64), is_causal=is_causal)
-        # Not by problem.make: it makes a gradient of attn too.
+        # problem.make would make a gradient of attn, too.
         *inputs, grad_output = (torch.randn(n, 64, dtype=dtype) / 3 for _ in range(4))
         run = partial(both_ways, torch.attn_output, problem)
         run([x[:256] for x in inputs], grad_output[:256])  # starts the threads
@@ -219,7 +219,7 @@ class TestAttnOutputKernel(AttnTestCase):
                             self.assertLessEqual((x - z).norm(), allowed)
                     if not is_causal:
                         continue
-                    # A NaN that is masked reaches nothing: as in the operator.
+                    # A NaN that is masked reaches nothing, as in the operator.
                     for i in range(4):
                         changed = [x.clone() for x in (*inputs, grad_output)]
                         changed[i][sizes[1] // 2] = math.nan

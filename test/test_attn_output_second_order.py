@@ -310,7 +310,7 @@ class TestAttnOutputSecondOrder(AttnTestCase):
         self.assertEqual(own.count(aten._attn_output_double_backward), 3)
         composing = {aten.mm, aten.bmm, aten.matmul, aten.baddbmm, aten.tanh}
         self.assertFalse(composing & {*operators.found})
-        # Both are linear in the tangents, so these derivatives compose nothing either.
+        # Both results are linear in the tangents, so these derivatives compose nothing either.
         leaves = [x.requires_grad_() for x in tangents]
         with Operators() as operators:
             results = double_backward(problem, inputs, leaves, grad_output)

@@ -41,7 +41,7 @@ from torchgen.aoti.fallback_ops import inductor_fallback_ops
 
 
 aten = torch.ops.aten
-# All of the operators that the stack has brought by now.
+# The operators that this commit of the stack, and those before it, have brought.
 OPERATORS = [
     getattr(aten, name.removeprefix("aten::")).default
     for name in torch._C._dispatch_get_all_op_names()

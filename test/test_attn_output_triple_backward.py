@@ -35,7 +35,7 @@ NAMES = (
     *("w_grad_output", "w_q", "w_k", "w_v"),
 )
 OPTIONAL = [name for name in NAMES if name not in ("q", "k", "v")]
-# Which are given: all of them; what training on second derivatives by q gives; and for each
+# Choices of what is given: all of them; what training on second derivatives by q gives; and for each
 # term of the formulas that these alone don't have, one choice without most others.
 GIVEN = (
     OPTIONAL,

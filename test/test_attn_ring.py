@@ -35,7 +35,7 @@ from torch.testing._internal.common_utils import (
 
 
 BLOCK = 8
-# What each call tells the others of itself: first how long that is.
+# Each call tells the other ranks its arguments: first how long that is, then what they are.
 GATHERS = {torch.ops.c10d.allgather_: 2}
 NAMES = ("output", "grad_q", "grad_k", "grad_v")
 SECOND = ("second_grad", "second_q", "second_k", "second_v")
@@ -75,7 +75,7 @@ PROBLEMS = (
     Problem(61, 61, torch.bfloat16, True),
     Problem(61, 47, torch.half, True, 2.0),
     Problem(47, 61, is_causal=True),
-    # Fewer blocks than ranks, and rows than ranks.
+    # There are fewer blocks than ranks, then fewer rows than ranks.
     Problem(7, 90),
     Problem(90, 7, is_causal=True),
     Problem(3, 2, is_causal=True),
@@ -468,8 +468,8 @@ class TestAttnRingTwoProcesses(AttnRing):
                     return output, *torch.autograd.grad(output, leaves, shards[3])
 
                 step()  # starts the threads
-                # Shards of q, k, v and the gradient, of the sums of three gradients, of what
-                # is sent and what comes; if causal of what is exchanged before and after.
+                # The shards in memory are of q, k, v and the gradient, of three sums, of what
+                # is sent and what comes, and if causal of what is exchanged before and after.
                 bound = 24 * shards[0].nbytes + (16 << 20)
                 self.assertLess(growth(step), bound)
                 self.assertLess(bound, n // 2 * n * 4 / 2)
@@ -497,7 +497,7 @@ class TestAttnRingTwoProcesses(AttnRing):
                 with CommDebugMode() as comm:
                     found = derivatives(call, (q, k, v), grad, u)
                 self.assertEqual(comm.get_comm_counts(), GATHERS if check else {})
-                # A gradient alone, of a gradient that is elsewhere.
+                # Only k requires grad, and the output's gradient has other placements.
                 k.requires_grad_()
                 (found["grad_k of a whole"],) = torch.autograd.grad(
                     call(q, k, v), k, grad.redistribute(placements=[Replicate()])

@@ -54,7 +54,7 @@ class TestAttnScores(TestCase):
     def test_sample(self, dtype, shape):
         x, *reference = sample(dtype)
         if dtype == torch.bfloat16:
-            # The instruction for its products takes smaller numbers for zero.
+            # bfloat16's instruction takes subnormal numbers for zero.
             normal = (x == 0) | (x.abs() >= torch.finfo(dtype).tiny)
             x, reference = x[normal], (reference[0][normal],)
         attn = self.attn(shape, x)

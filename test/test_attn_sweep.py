@@ -34,12 +34,12 @@ if not HAS_GPU and (sys.platform != "linux" or TEST_WITH_ASAN):
     print("a GPU and fibers are not available, skipping tests", file=sys.stderr)
     sys.exit(0)
 
-# A build that has no kernel in C++, or another GPU, takes the same calls in other ways.
+# A build without the kernel in C++, or another GPU, takes the same calls in other ways.
 HAS_SWEEP = not HAS_GPU or (
     "RegisterCUDA" in torch._C._dispatch_dump("aten::attn_output")
     and torch.cuda.get_device_capability() == (9, 0)
 )
-# The last one has the source that is in no package.
+# The last folder is the repository's: the kernel's source is in no package.
 INCLUDES = (
     HERE / "attn_hopper",
     Path(torch.__file__).parent / "include",
@@ -65,10 +65,10 @@ TAKEN = [
         ((150, 70, 64, 64, 2, 3), (1, 1), 1.0),
     )
 ]
-# More keys than a forward of this width keeps to two warpgroups for.
+# So many keys that a forward of this width takes more than two warpgroups.
 LONG = [Problem(sized(300, 9000, 64, 64, 33), (), x, 0.2) for x in (False, True)]
-# These it leaves to others: a width that is no multiple of 8, one that is wider, few blocks that
-# would each go through many keys.
+# The kernel leaves these to others: a width that is no multiple of 8, one that is too wide, few
+# blocks that would each go through many keys.
 LEFT = [
     Problem(sized(100, 90, 20, 64)),
     Problem(sized(100, 90, 64, 136)),

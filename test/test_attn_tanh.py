@@ -44,7 +44,7 @@ MAP(tanh_float, float, attn_tanh)
 MAP(tanh_double, double, attn_tanh)
 MAP(tanh_reduced, float, attn_tanh_reduced)
 """
-# From the least on.
+# The instruction sets, the least one first.
 FLAGS = {
     "DEFAULT": [],
     "AVX2": ["-mavx2", "-mfma", "-mf16c"],

@@ -503,7 +503,7 @@ class TestAttnTriton(TritonTestCase):
             ]
             self.assert_launched("attn", *ATTN, *OUTPUT)
             for results in zip(*map(chain.from_iterable, zip(*pairs))):
-                # 1 - tanh² may be 0 or nearly, which decides whether its products are NaN.
+                # Whether 1 - tanh² is 0 or nearly decides whether its products are NaN.
                 x, y = (z.to(dtype).where(z.isfinite(), math.nan) for z in results)
                 self.assertEqual(x, y, rtol=0.1, atol=0.1)
 

@@ -158,7 +158,7 @@ class TestAttnTritonCompile(TestCase):
                     self.assertIn("cubin", kernel.asm)
                     self.assertLessEqual(kernel.metadata.shared, plan.shared)
                     if dtype == torch.bfloat16:
-                        # What the loops read is copied in the background meanwhile.
+                        # The tiles of the next step are copied in the background.
                         is_copied = "async_copy_global_to_local" in kernel.asm["ttgir"]
                         self.assertTrue(is_copied)
 

@@ -100,7 +100,7 @@ def argnums(x):
     return tuple(range(len(x)))
 
 
-# Of functions of q, k and v, or of some of them.
+# Derivatives of functions of q, k and v, or of some of these.
 DERIVATIVES = {
     "grad": lambda op: lambda *x: grad(loss(op), argnums(x))(*x),
     "jacrev": lambda op: lambda *x: flatten(jacrev(outputs_of(op), argnums(x))(*x)),
@@ -149,7 +149,7 @@ def along(names, derivative):
 
 FORWARD = torch.ops.aten.attn.default
 BACKWARD = torch.ops.aten._attn_backward.default
-# The names of their tensors.
+# The names of the operators' tensors.
 OPERANDS = {FORWARD: INPUTS, BACKWARD: ("grad_output", "grad_attn", *INPUTS, "attn")}
 
 
@@ -282,7 +282,7 @@ class TestAttnVmap(AttnTestCase):
                 order = order_of(derivative)
                 self.assert_maps(function, SMALL_BATCH, in_dims, args, order)
 
-    # What multiplies a missing tangent, and nothing else, is infinite.
+    # One tensor is infinite, which only a missing tangent would be multiplied by.
     @parametrize("names,infinite", (("q", "q"), ("k", "k"), ("v", "qk")))
     @parametrize("batched", (False, True))
     @by_small_case
@@ -367,7 +367,7 @@ class TestAttnVmap(AttnTestCase):
         ]
         self.assert_agrees(compute, terms, args, weights)
 
-    # What is shared is stored once.
+    # The following show that what samples share is stored once.
 
     @by_dims(0)
     @by_small_case
@@ -478,7 +478,7 @@ class TestAttnVmap(AttnTestCase):
         if size == 1:
             self.assert_maps(outputs_of, case, in_dims, [x.float() for x in args])
 
-    # Where the rest of torch.func meets it.
+    # The following take other functions of torch.func.
 
     @dtypes(torch.float)
     def test_functional_call(self, device, dtype):
@@ -515,7 +515,7 @@ class TestAttnVmap(AttnTestCase):
 
         self.assert_agrees(compute, case, inputs, u)
 
-    # Bad input, of samples.
+    # The following pass bad input as samples.
 
     @parametrize(
         "mistake",

@@ -243,7 +243,7 @@ def cases(dtype):
         ("tiny", (8, 8, 2, 3), "no"),
         ("tiny", (1, 65, 1, 1), "no"),
     )
-    # The scores: m, n, and d terms.
+    # The sizes of the scores are m, n, and d terms.
     rows, half = 3 * lanes // 4, lanes // 2
     terms, half_terms = lanes * rows, lanes * half
     swapped = {True: "panels swapped", False: "panels"}
@@ -284,7 +284,7 @@ def cases(dtype):
         ("right transposed", (2 * mr, 64, 1, 304), "packed"),
         ("right transposed", (96, 64, 1, 304), "packed"),
     )
-    # Where 1 or 4 threads sum the output, of at most 24 rows a task.
+    # These say where 1 or 4 threads sum the output, of at most 24 rows a task.
     yield from (
         ("1", (24, 288, 8, 16), "direct"),
         ("1", (24, 289, 8, 16), "own" if low else "direct"),
@@ -294,7 +294,7 @@ def cases(dtype):
     )
     if not (low and CAPABILITY == "AVX512"):
         return
-    # Whether oneDNN multiplies, or VDPBF16PS, on a machine that has what it takes.
+    # These say whether oneDNN or VDPBF16PS multiplies, on a machine that has what it takes.
     yield from (
         ("brgemm", (9, 112, 17, 16), "yes"),
         ("brgemm", (8, 126, 17, 16), "no"),
