@@ -185,7 +185,7 @@ fill(
 )  # fmt: skip
 fill(
     "stack/01-log-cosh/commit.md",
-    why=("TODO(log_cosh): what it is for, what it computes, and why it is an operator of its own.",
+    why=("TODO(log_cosh): what it is for, what it computes, and why it is an\noperator of its own.",
          "log(cosh(x)) is a smooth |x|, used as a loss. Written as it stands, it overflows\n"
          "from x = 90 on in float32; the operator does not, and its backward is one tanh."),
 )  # fmt: skip

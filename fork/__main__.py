@@ -186,9 +186,12 @@ def new(name: str, schema: str, into: Path | None) -> None:
     It grafts at once. What is left to do in it says TODO, and a test fails for it. What is left to
     do in the versions that earlier commits keep is printed too.
     """
-    for path in overlay.new(paths.ROOT, name, schema, into):
+    target = into or paths.ROOT
+    written = overlay.new(paths.ROOT, name, schema, into)
+    series.put_in_form(target, [*written, "README.md"] if into else written)
+    for path in written:
         console.print(path)
-    for line in Stack(into or paths.ROOT).unfinished():
+    for line in Stack(target).unfinished():
         if line.startswith("stack/"):
             console.print(f"note: {line}")
 

@@ -11,6 +11,7 @@ from fork.overlay.imports import missing_imports
 from fork.overlay.releases import fetch_anchors
 from fork.overlay.stack import Stack
 from fork.overlay.upstream import UNPACKED, Upstream
+from fork.project import PROJECT
 
 
 def at_hand() -> list[Upstream]:
@@ -52,5 +53,6 @@ def check(stack: Stack, *, fetch: bool = False, others: Iterable[Path] = ()) -> 
         console.print(f"{upstream}: {fits}{untried}")
         problems += wrong
     if not upstreams:
-        console.print("no PyTorch at hand to resolve against: name one with --upstream")
+        how = f"`make {PROJECT}` gets one, --upstream names one"
+        console.print(f"no PyTorch at hand to resolve against: {how}")
     return problems

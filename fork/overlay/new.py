@@ -1,6 +1,5 @@
 """The skeleton of a commit that adds an operator: all that PyTorch wants to know of it."""
 
-import importlib.util
 import keyword
 import re
 from collections import Counter
@@ -54,6 +53,8 @@ NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 GENERATED = {"grad_fn", "ks"}
 # A formula or the binding for Python has these names for something else than an argument.
 NO_ARGUMENT = re.compile(r"grads?|out|requires_grad|result\d*")
+# Beside the gradient grad_NAME of one of several results it has variables of its own.
+NO_RESULT = {"input_mask", "inputs", "result"}
 
 
 @dataclass(frozen=True)
@@ -153,10 +154,11 @@ def parse(name: str, schema: str) -> Operator:
     schema = text = " ".join(schema.split())
     if text.startswith("("):
         text = f"{name}{text}"
-    if importlib.util.find_spec("torchgen") is None:
-        raise ForkError(f"no torch, whose parser reads a schema: run `make {PROJECT}` first")
-    from torchgen.model import FunctionSchema
-
+    try:
+        from torchgen.model import FunctionSchema
+    except ModuleNotFoundError:  # or this repository's folder torchgen was found
+        wanted = f"run `make {PROJECT}` first, to its end"
+        raise ForkError(f"no torch, whose parser reads a schema: {wanted}") from None
     try:
         found = FunctionSchema.parse(text)
     except (AssertionError, RuntimeError, ValueError) as e:
@@ -206,7 +208,11 @@ def faults(op: Operator) -> Iterator[str]:
             yield f"'{name}' is not a name: letters, digits, single underscores between them"
         if language := reserved_in(name):
             yield f"{name}: {language} reserves this word"
-        if name in GENERATED or (name in arguments and NO_ARGUMENT.fullmatch(name)):
+        if (
+            name in GENERATED
+            or (name in arguments and NO_ARGUMENT.fullmatch(name))
+            or (len(results) > 1 and name in results and name in NO_RESULT)
+        ):
             yield f"{name}: PyTorch's code generator has this name for something else"
     for name, times in Counter([*arguments, *results]).items():
         if times > 1:

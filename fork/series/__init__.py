@@ -2,6 +2,6 @@
 
 from fork.series.absorb import absorb
 from fork.series.branch import commits, export
-from fork.series.form import lint
+from fork.series.form import lint, put_in_form
 from fork.series.remarks import review
 from fork.series.table import table

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from fork.overlay import BUILT, files_under, is_edit
@@ -15,9 +16,21 @@ CPP = (".cpp", ".cu", ".cuh", ".h", ".hpp")
 
 def lint(root: Path, fix: bool) -> bool:
     """Returns True if all files are in form; with `fix`, the tools first change what they can."""
+    ours = [f for f in files_under(root, skip=BUILT) if not f.startswith(GENERATED)]
+    failed = [c for c in commands(ours, fix) if subprocess.run(c, cwd=root).returncode]
+    return not failed
+
+
+def put_in_form(root: Path, files: Iterable[str]) -> None:
+    """Changes these files as `lint` would, in silence."""
+    for command in commands(files, fix=True):
+        subprocess.run(command, cwd=root, capture_output=True)
+
+
+def commands(ours: Iterable[str], fix: bool) -> list[list[str | Path]]:
+    """Returns what is to be run in the repository's folder for the form of these of its files."""
     tools = Path(sys.executable).parent
     ruff, clang_format, yamllint = (tools / t for t in ("ruff", "clang-format", "yamllint"))
-    ours = [f for f in files_under(root, skip=BUILT) if not f.startswith(GENERATED)]
     # Edits are fragments of upstream's files, and keep the indentation of their place.
     whole = [f for f in ours if not is_edit(f)]
     python = [f for f in whole if f.endswith(".py")]
@@ -28,14 +41,13 @@ def lint(root: Path, fix: bool) -> bool:
     pages = sorted({*markdown} - {*messages})
     dry = [] if fix else ["--check"]
     mdformat = [tools / "mdformat", "--number", "--compact-tables", *dry]
-    commands = (
-        [ruff, "check", *(["--fix"] if fix else []), *python],
-        [ruff, "format", *dry, *sorted({*python} - {*upstreams})],
-        [ruff, "format", *dry, "--line-length", "88", *upstreams],
-        [clang_format, *(["-i"] if fix else ["--dry-run", "--Werror"]), *cpp],
-        [*mdformat, "--wrap", "72", *messages],
-        [*mdformat, "--wrap", "100", *pages],
-        [yamllint, "--strict", *(f for f in ours if f.endswith(".yaml"))],
+    jobs = (
+        ([ruff, "check", *(["--fix"] if fix else [])], python),
+        ([ruff, "format", *dry], sorted({*python} - {*upstreams})),
+        ([ruff, "format", *dry, "--line-length", "88"], upstreams),
+        ([clang_format, *(["-i"] if fix else ["--dry-run", "--Werror"])], cpp),
+        ([*mdformat, "--wrap", "72"], messages),
+        ([*mdformat, "--wrap", "100"], pages),
+        ([yamllint, "--strict"], [f for f in ours if f.endswith(".yaml")]),
     )
-    failed = [c for c in commands if subprocess.run(c, cwd=root).returncode]
-    return not failed
+    return [[*command, *files] for command, files in jobs if files]

@@ -28,6 +28,7 @@ from fork.overlay import (
     resolve,
 )
 from fork.overlay.new import parse
+from fork.series import lint
 from fork.tests.conftest import message, write_files
 
 SCHEMA = "(Tensor self, Tensor other, *, float scale=1.0) -> Tensor"
@@ -114,6 +115,10 @@ CANNOT_WORK = {
     "(Tensor self, int result0) -> Tensor": "result0: PyTorch's code generator has this name",
     "(Tensor self, Tensor out) -> Tensor": "out: PyTorch's code generator has this name",
     "(Tensor self) -> (Tensor ks, Tensor a)": "ks: PyTorch's code generator has this name",
+    **{
+        f"(Tensor self) -> (Tensor {name}, Tensor a)": f"{name}: PyTorch's code generator has this"
+        for name in ("result", "inputs", "input_mask")
+    },
     "(Tensor ) -> Tensor": "'' is not a name",
     "(Tensor self, int _n) -> Tensor": "'_n' is not a name",
     "(Tensor self, int self_) -> Tensor": "'self_' is not a name",
@@ -188,10 +193,35 @@ def test_defaults(type, value):
 
 
 def test_names_that_are_near_to_what_is_refused():
-    schema = "(Tensor input, Tensor A, int n2, float grad_scale) -> (Tensor out, Tensor result)"
+    schema = "(Tensor input, Tensor A, int n2, float grad_scale) -> (Tensor out, Tensor results)"
     operator = parse("mine", schema)
     assert [a.name for a in operator.arguments] == ["input", "A", "n2", "grad_scale"]
-    assert operator.results == ("out", "result")
+    assert operator.results == ("out", "results")
+    assert parse("mine", "(Tensor self) -> Tensor result").results == ("result",)
+
+
+def test_without_torch(monkeypatch):
+    """The folder torchgen of this repository is not PyTorch's."""
+    monkeypatch.setitem(sys.modules, "torchgen.model", None)
+    with pytest.raises(ForkError, match="run `make attn` first, to its end"):
+        parse("mine", SCHEMA)
+
+
+# One tensor; two, a flag and an optional tensor; names and a signature that fill lines.
+IN_FORM = {
+    "mine": SCHEMA,
+    "to_polar": "(Tensor x, Tensor? s=None, *, bool degrees=False) -> (Tensor r, Tensor a)",
+    "a_name_of_many_words": "(Tensor of_the_first_argument, Tensor of_the_second_argument, "
+    "Tensor? of_the_third_argument=None, *, float and_a_number=0.5) -> (Tensor, Tensor, Tensor)",
+}
+
+
+@pytest.mark.parametrize("name", IN_FORM)
+def test_lint_finds_nothing(tmp_path, name):
+    place = tmp_path / "own"
+    done = CliRunner().invoke(main, ["new", name, IN_FORM[name], "--into", str(place)])
+    assert done.exit_code == 0, done.output
+    assert lint(place, fix=False)
 
 
 def test_a_folder_that_is_there(tmp_path):
