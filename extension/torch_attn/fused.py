@@ -4,9 +4,10 @@ An operator of the library computes. A Function outside of it differentiates: by
 to the third order of attn_output, and else by differentiating the same function in composed.py.
 """
 
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,15 +16,20 @@ from torch.autograd import Function, forward_ad
 from torch.func import vjp
 
 from torch_attn import composed
+from torch_attn.composed import Mask, Results
+
+Op = Callable[..., Any]
+Dims = Sequence[int | None]
+Tensors = Sequence[Tensor | None]
 
 # A library for each set of instructions, of which ATEN_CPU_CAPABILITY may name a lower one.
 _libraries = {file.stem: file for file in Path(__file__).parent.glob("*.so")}
 capability = torch.backends.cpu.get_cpu_capability()
 if capability not in _libraries:
     capability = "DEFAULT"
-torch.ops.load_library(_libraries[capability])
+torch.ops.load_library(_libraries[capability])  # type: ignore[no-untyped-call]
 _ops = torch.ops.torch_attn
-_registrations = torch.library.Library("torch_attn", "FRAGMENT")
+_registrations: Any = torch.library.Library("torch_attn", "FRAGMENT")  # type: ignore[no-untyped-call]
 LEAST_TRITON = 3, 6
 
 
@@ -89,7 +95,7 @@ def attn_output(
     return _attn_output(q, k, v, is_causal, scale)
 
 
-def _checked_scale(is_causal, scale):
+def _checked_scale(is_causal: bool, scale: float) -> float:
     """Returns the scale as an operator of PyTorch's own takes it, or raises what that raises."""
     wrong = "attn_output(): argument '{}' must be {}, not {}"
     if not isinstance(is_causal, bool):
@@ -102,47 +108,50 @@ def _checked_scale(is_causal, scale):
     return float(scale)
 
 
-def _attn(q, k, v):
+def _attn(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     q, k, v = _autocast(q, k, v)
-    return _call(_Attn, _needs_grad("attn", q, k, v), q, k, v)
+    found: tuple[Tensor, Tensor] = _call(_Attn, _needs_grad("attn", q, k, v), q, k, v)
+    return found
 
 
-def _attn_output(q, k, v, is_causal, scale):
+def _attn_output(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Tensor:
     q, k, v = _autocast(q, k, v)
-    return _call(_AttnOutput, _needs_grad("attn_output", q, k, v), q, k, v, is_causal, scale)
+    needs_grad = _needs_grad("attn_output", q, k, v)
+    output: Tensor = _call(_AttnOutput, needs_grad, q, k, v, is_causal, scale)
+    return output
 
 
 # A compiled graph calls the following two. Under jvp they are composed, for not every release
 # traces the jvp of a Function.
 
 
-def _traced_attn(q, k, v):
+def _traced_attn(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return (composed.attn if _in_jvp() else _attn)(q, k, v)
 
 
-def _traced_attn_output(q, k, v, is_causal, scale):
+def _traced_attn_output(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Tensor:
     return (composed.attn_output if _in_jvp() else _attn_output)(q, k, v, is_causal, scale)
 
 
-def _in_jvp():
+def _in_jvp() -> bool:
     layers = torch._C._functorch.get_interpreter_stack() or ()
     return any(x.key() == torch._C._functorch.TransformType.Jvp for x in layers)
 
 
-def _allow_in_graph():
+def _allow_in_graph() -> None:
     """Leaves them to AOTAutograd: Dynamo can't trace a Function that has a gradient and a jvp."""
     if forward_ad._current_level >= 0 and not torch._C._are_functorch_transforms_active():
         # A compiled graph is given tensors without their tangents.
         raise RuntimeError("torch_attn: in torch.compile, forward AD must be torch.func's")
-    torch.compiler.allow_in_graph([_traced_attn, _traced_attn_output])
+    torch.compiler.allow_in_graph([_traced_attn, _traced_attn_output])  # type: ignore[no-untyped-call]
 
 
 # Dynamo calls such a function while it traces. To call it now, or torch.compiler's own decorator,
 # would import Dynamo, which takes longer than torch itself.
-_allow_in_graph._dynamo_marked_constant = True
+_allow_in_graph._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _autocast(*inputs):
+def _autocast(*inputs: Tensor) -> Sequence[Tensor]:
     if not torch._C._is_any_autocast_enabled():
         return inputs
     device = inputs[0].device.type
@@ -153,7 +162,7 @@ def _autocast(*inputs):
     return [x if x.dtype in stay or not x.is_floating_point() else x.to(to) for x in inputs]
 
 
-def _needs_grad(op, q, k, v):
+def _needs_grad(op: str, q: Tensor, k: Tensor, v: Tensor) -> bool:
     try:
         return True in (q.requires_grad, k.requires_grad, v.requires_grad)
     except AttributeError:
@@ -163,7 +172,7 @@ def _needs_grad(op, q, k, v):
     raise TypeError(f"{where} must be Tensor, not {type(x).__name__}")
 
 
-def _call(function, needs_grad, *args):
+def _call(function: Any, needs_grad: bool, *args: Any) -> Any:
     """Calls the Function, or its operator alone where nothing is to be differentiated."""
     transformed = torch._C._are_functorch_transforms_active()
     if transformed or needs_grad and torch.is_grad_enabled() or forward_ad._current_level >= 0:
@@ -178,18 +187,21 @@ def _call(function, needs_grad, *args):
 class _Fused(Function):
     """Computes `op`. Its derivatives are those of `formula`, unless a subclass has faster ones."""
 
-    op = formula = None  # of the subclasses, with the same arguments
+    # Of the subclasses, with the same arguments.
+    op: ClassVar[Op]
+    formula: ClassVar[Op]
 
     @classmethod
-    def paths(cls, saved):
+    def paths(cls, saved: Tensors) -> Sequence[Sequence[int]]:
         """Returns which arguments each result of the formula depends on."""
+        raise NotImplementedError
 
     @classmethod
-    def forward(cls, *args):
+    def forward(cls, *args: Any) -> Any:
         return cls.op(*args)
 
     @staticmethod
-    def setup_context(ctx, inputs, output):
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         tensors = [x if isinstance(x, Tensor) else None for x in inputs]
         ctx.others = [None if isinstance(x, Tensor) else x for x in inputs]
         ctx.set_materialize_grads(False)
@@ -197,69 +209,71 @@ class _Fused(Function):
         ctx.save_for_forward(*tensors)
 
     @classmethod
-    def backward(cls, ctx, *grads):
+    def backward(cls, ctx: Any, *grads: Tensor | None) -> Results:
         given = zip(cls.paths(ctx.saved_tensors), grads, strict=True)
         reached = {i for path, grad in given if grad is not None for i in path}
         at = [i for i, needed in enumerate(ctx.needs_input_grad) if needed and i in reached]
         results, pull = cls._linearize(ctx.saved_tensors, ctx.others, at)
         pairs = [(y, u) for y, u in zip(results, grads, strict=True) if y is not None]
-        found = pull(tuple(torch.zeros_like(y) if u is None else u for y, u in pairs))
-        found = dict(zip(at, found, strict=True))
+        pulled = pull(tuple(torch.zeros_like(y) if u is None else u for y, u in pairs))
+        found = dict(zip(at, pulled, strict=True))
         return tuple(map(found.get, range(len(ctx.others))))
 
     @classmethod
-    def jvp(cls, ctx, *tangents):
+    def jvp(cls, ctx: Any, *tangents: Tensor | None) -> Any:
         at = [i for i, tangent in enumerate(tangents) if tangent is not None]
         saved = ctx.saved_tensors
         # Autograd has switched forward AD off, of outer transforms too.
         with forward_ad._set_fwd_grad_enabled(True):
             # The pullback u -> J^H u is linear. Its own pullback takes the tangents to J tangents.
             results, pull = cls._linearize(_primal(saved), ctx.others, at)
-            _, push = vjp(pull, tuple(y for y in results if y is not None))
-            (found,) = push(tuple(tangents[i] for i in at))
-        found = iter(found)
-        found = tuple(None if y is None else next(found) for y in results)
+            _, push = vjp(pull, tuple(y for y in results if y is not None))[:2]
+            (pushed,) = push(tuple(tangents[i] for i in at))
+        each = iter(pushed)
+        found = tuple(None if y is None else next(each) for y in results)
         return found if len(found) > 1 else found[0]
 
     @classmethod
-    def _linearize(cls, saved, others, at):
+    def _linearize(
+        cls, saved: Tensors, others: Sequence[Any], at: Sequence[int]
+    ) -> tuple[Tensors, Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]]:
         """Returns `formula`'s results, and the pullback from them to the arguments `at`."""
         saved = unwrap_dead_wrappers(tuple(saved[: len(others)]))
         args = _args_of(saved, others)
-        results = ()
+        results: Results = ()
 
-        def of(*some):
+        def of(*some: Tensor) -> tuple[Tensor, ...]:
             nonlocal results
             given = args.copy()
             for i, x in zip(at, some, strict=True):
                 given[i] = x
-            results = cls.formula(*given)
-            results = results if isinstance(results, tuple) else (results,)
+            found = cls.formula(*given)
+            results = found if isinstance(found, tuple) else (found,)
             return tuple(y for y in results if y is not None)
 
-        values, pull = vjp(of, *(args[i] for i in at))
-        values = iter(values)
-        return [None if y is None else next(values) for y in results], pull
+        values, pull = vjp(of, *(args[i] for i in at))[:2]  # By its type there may be a third.
+        each = iter(values)
+        return [None if y is None else next(each) for y in results], pull
 
     @classmethod
-    def vmap(cls, info, in_dims, *args):
+    def vmap(cls, info: Any, in_dims: Dims, *args: Any) -> tuple[Any, Any]:
         """Makes the samples one more batch dimension, in front."""
         size = info.batch_size
-        args = [
+        batched = [
             x if not isinstance(x, Tensor) else _in_front(x, dim, size)
             for x, dim in zip(args, in_dims, strict=True)
         ]
-        results = _call(cls, True, *args)
+        results = _call(cls, True, *batched)
         if isinstance(results, tuple):
             return results, tuple(None if y is None else 0 for y in results)
         return results, 0
 
 
-def _in_front(x, dim, size):
+def _in_front(x: Tensor, dim: int | None, size: int) -> Tensor:
     return x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
 
 
-def _sizes(args, in_dims):
+def _sizes(args: Sequence[Any], in_dims: Dims) -> list[list[int]]:
     """The sizes that one sample has of q, k and v."""
     kept = [list(x.shape) for x in args[:3]]
     for size, dim in zip(kept, in_dims, strict=False):
@@ -272,19 +286,18 @@ class _Attn(_Fused):
     op, formula = _ops.attn.default, composed.attn
 
     @staticmethod
-    def setup_context(ctx, inputs, output):
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.others = (None, None, None)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs, output[1])
         ctx.save_for_forward(*inputs)
 
     @staticmethod
-    def backward(ctx, grad_output, grad_attn):
-        given = grad_output, grad_attn, *ctx.saved_tensors, ctx.needs_input_grad
-        return _call(_AttnBackward, True, *given)
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        return _call(_AttnBackward, True, *grads, *ctx.saved_tensors, ctx.needs_input_grad)
 
     @classmethod
-    def vmap(cls, info, in_dims, *args):
+    def vmap(cls, info: Any, in_dims: Dims, *args: Any) -> tuple[Any, Any]:
         composed.check("attn", *args, sizes=_sizes(args, in_dims))
         return super().vmap(info, in_dims, *args)
 
@@ -293,7 +306,7 @@ class _AttnBackward(_Fused):
     op, formula = _ops._attn_backward.default, composed.attn_backward
 
     @classmethod
-    def paths(cls, saved):
+    def paths(cls, saved: Tensors) -> Sequence[Sequence[int]]:
         v = () if saved[0] is None else (4,)  # which is beside grad_output only
         return (0, 1, 3, *v, 5), (0, 1, 2, *v, 5), (0, 5)
 
@@ -312,34 +325,40 @@ class _Gradients(NamedTuple):
     is_causal: bool
     scale: float
 
-    def jvp(self, tangents):
+    def jvp(self, tangents: Tensors) -> Tensor | None:
         """The derivative of attn_output along tangents."""
         if not _any(tangents):
             return None
         options = self.is_causal, self.scale
-        return _call(_AttnOutputJvp, True, *self[:3], *tangents, *options)
+        found: Tensor = _call(_AttnOutputJvp, True, *self[:3], *tangents, *options)
+        return found
 
-    def first(self, grad, wanted):
+    def first(self, grad: Tensor | None, wanted: Mask) -> Results:
         """Those of L, but for that by G."""
         if grad is None or not any(wanted[1:]):
             return (None,) * 4
         return None, *_call(_AttnOutputBackward, True, grad, *self, wanted[1:])
 
-    def second(self, grad, u, wanted):
+    def second(self, grad: Tensor | None, u: Tensors, wanted: Mask) -> Results:
         """Those of D(u) L."""
         if not _any(u) or not any(wanted):
             return (None,) * 4
         if grad is None:
             return self.jvp(u) if wanted[0] else None, None, None, None
         options = self.is_causal, self.scale, wanted
-        return _call(_AttnOutputDoubleBackward, True, grad, *self[:3], *u, *options)
+        args = grad, *self[:3], *u, *options
+        of_all: Results = _call(_AttnOutputDoubleBackward, True, *args)
+        return of_all
 
-    def third(self, grad, u, w_grad, w, wanted):
+    def third(
+        self, grad: Tensor | None, u: Tensors, w_grad: Tensor | None, w: Tensors, wanted: Mask
+    ) -> Results:
         """Those of D(w) D(u) L, where w has a tangent w_grad of G, too."""
         if _any(u[:2]) and _any(w[:2]):
             options = self.is_causal, self.scale, wanted
             args = grad, *self[:3], *u, w_grad, *w, *options
-            return _call(_AttnOutputTripleBackward, True, *args)
+            of_all: Results = _call(_AttnOutputTripleBackward, True, *args)
+            return of_all
         # L is linear in G, and in v: a tangent takes its place.
         found = self.second(w_grad, u, (False, *wanted[1:]))
         for with_v, other in ((u, w), (w, u)):
@@ -349,11 +368,11 @@ class _Gradients(NamedTuple):
         return found
 
 
-def _any(tensors):
+def _any(tensors: Tensors) -> bool:
     return any(x is not None for x in tensors)
 
 
-def _add(xs, ys):
+def _add(xs: Tensors, ys: Tensors) -> Results:
     """Adds tensors, of which each may be None, that is zero."""
     pairs = zip(xs, ys, strict=True)
     return tuple(y if x is None else x if y is None else x + y for x, y in pairs)
@@ -362,11 +381,13 @@ def _add(xs, ys):
 class _OfAttnOutput(_Fused):
     """attn_output or a derivative of it, whose own derivatives a subclass gives as _Gradients."""
 
-    rows = keys = ()  # which arguments have rows of q, and which of k
-    push = None  # of the subclasses: takes the arguments, and a tangent or None for each
+    rows: ClassVar[Sequence[int]] = ()  # which arguments have rows of q
+    keys: ClassVar[Sequence[int]] = ()  # and which of k
+    # Of the subclasses: takes the arguments, and a tangent or None for each.
+    push: ClassVar[Op | None] = None
 
     @classmethod
-    def jvp(cls, ctx, *tangents):
+    def jvp(cls, ctx: Any, *tangents: Tensor | None) -> Any:
         if cls.push is None:
             return super().jvp(ctx, *tangents)
         # Autograd has switched forward AD off, of outer transforms too.
@@ -375,7 +396,7 @@ class _OfAttnOutput(_Fused):
             return cls.push(_args_of(_primal(saved), ctx.others), tangents)
 
     @classmethod
-    def vmap(cls, info, in_dims, *args):
+    def vmap(cls, info: Any, in_dims: Dims, *args: Any) -> tuple[Any, Any]:
         """Computes nothing twice where samples share k and v and want no gradient of these.
 
         Then their rows are queries of one attn_output or, if it is causal, they share k and v as
@@ -384,31 +405,32 @@ class _OfAttnOutput(_Fused):
         is_causal, _, *masks = args[len(cls.rows) + len(cls.keys) :]
         if any(in_dims[i] is not None for i in cls.keys) or any(any(x[-2:]) for x in masks):
             return super().vmap(info, in_dims, *args)
-        args, dims, size = list(args), list(in_dims), info.batch_size
+        given, dims, size = list(args), list(in_dims), info.batch_size
         if is_causal:
             for i in cls.keys:
-                if args[i] is not None:
-                    args[i], dims[i] = args[i].unsqueeze(0), 0
-            return super().vmap(info, dims, *args)
+                if given[i] is not None:
+                    given[i], dims[i] = given[i].unsqueeze(0), 0
+            return super().vmap(info, dims, *given)
         for i in cls.rows:
-            if args[i] is not None:
-                of_samples = _in_front(args[i], in_dims[i], size).movedim(0, -3)
+            if given[i] is not None:
+                of_samples = _in_front(given[i], in_dims[i], size).movedim(0, -3)
                 sizes = of_samples.shape[-3:-1]
-                args[i] = of_samples.flatten(-3, -2)
-        results = _call(cls, True, *args)
-        dims = _each(results, lambda x: x.dim() - 2)
-        return _each(results, lambda x: x.unflatten(-2, sizes)), dims
+                given[i] = of_samples.flatten(-3, -2)
+        results = _call(cls, True, *given)
+        dims_of = _each(results, lambda x: x.dim() - 2)
+        return _each(results, lambda x: torch.unflatten(x, -2, sizes)), dims_of
 
 
-def _primal(saved):
-    return [x if x is None else forward_ad.unpack_dual(x, level=0).primal for x in saved]
+def _primal(saved: Tensors) -> Tensors:
+    unpack: Op = forward_ad.unpack_dual
+    return [x if x is None else unpack(x, level=0).primal for x in saved]
 
 
-def _args_of(saved, others):
+def _args_of(saved: Tensors, others: Sequence[Any]) -> list[Any]:
     return [other if x is None else x for x, other in zip(saved, others, strict=True)]
 
 
-def _each(results, function):
+def _each(results: Tensor | Results, function: Callable[[Tensor], object]) -> object:
     if isinstance(results, Tensor):
         return function(results)
     return tuple(None if x is None else function(x) for x in results)
@@ -418,22 +440,22 @@ class _AttnOutput(_OfAttnOutput):
     rows, keys = (0,), (1, 2)
 
     @staticmethod
-    def op(q, k, v, is_causal, scale):
+    def op(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Any:
         return _ops.attn_output.default(q, k, v, is_causal=is_causal, scale=scale)
 
     @staticmethod
-    def backward(ctx, grad_output):
+    def backward(ctx: Any, *grads: Tensor | None) -> Results:
         at = _Gradients(*_args_of(ctx.saved_tensors, ctx.others))
-        return *at.first(grad_output, (False, *ctx.needs_input_grad[:3]))[1:], None, None
+        return *at.first(grads[0], (False, *ctx.needs_input_grad[:3]))[1:], None, None
 
     @staticmethod
-    def push(args, tangents):
+    def push(args: Sequence[Any], tangents: Tensors) -> Tensor | None:
         return _Gradients(*args).jvp(tangents[:3])
 
     @classmethod
-    def vmap(cls, info, in_dims, q, k, v, *options):
-        composed.check("attn_output", q, k, v, grouped=True, sizes=_sizes((q, k, v), in_dims))
-        return super().vmap(info, in_dims, q, k, v, *options)
+    def vmap(cls, info: Any, in_dims: Dims, *args: Any) -> tuple[Any, Any]:
+        composed.check("attn_output", *args[:3], grouped=True, sizes=_sizes(args, in_dims))
+        return super().vmap(info, in_dims, *args)
 
 
 class _AttnOutputBackward(_OfAttnOutput):
@@ -441,12 +463,12 @@ class _AttnOutputBackward(_OfAttnOutput):
     rows, keys = (0, 1), (2, 3)
 
     @staticmethod
-    def backward(ctx, *grads):
+    def backward(ctx: Any, *grads: Tensor | None) -> Results:
         grad, *x, _ = _args_of(ctx.saved_tensors, ctx.others)
         return *_Gradients(*x).second(grad, grads, ctx.needs_input_grad[:4]), None, None, None
 
     @staticmethod
-    def push(args, tangents):
+    def push(args: Sequence[Any], tangents: Tensors) -> Results:
         grad, *x, mask = args
         wanted = False, *mask
         at = _Gradients(*x)  # linear in grad
@@ -458,21 +480,21 @@ class _AttnOutputJvp(_OfAttnOutput):
     rows, keys = (0, 3), (1, 2, 4, 5)
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, *grads: Tensor | None) -> Results:
         at, u = _AttnOutputJvp.split(_args_of(ctx.saved_tensors, ctx.others))
         needs = ctx.needs_input_grad
-        of_x = at.second(grad, u, (False, *needs[:3]))[1:]
-        of_u = at.first(grad, (False, *needs[3:6]))[1:]
+        of_x = at.second(grads[0], u, (False, *needs[:3]))[1:]
+        of_u = at.first(grads[0], (False, *needs[3:6]))[1:]
         return *of_x, *of_u, None, None
 
     @staticmethod
-    def push(args, tangents):
+    def push(args: Sequence[Any], tangents: Tensors) -> Tensor | None:
         at, u = _AttnOutputJvp.split(args)
         along = at.third(None, u, None, tangents[:3], (True, False, False, False))
         return _add(along[:1], [at.jvp(tangents[3:6])])[0]
 
     @staticmethod
-    def split(args):
+    def split(args: Sequence[Any]) -> tuple[_Gradients, Sequence[Any]]:
         return _Gradients(*args[:3], *args[6:]), args[3:6]
 
 
@@ -481,7 +503,8 @@ class _AttnOutputDoubleBackward(_OfAttnOutput):
     rows, keys = (0, 1, 4), (2, 3, 5, 6)
 
     @staticmethod
-    def backward(ctx, w_grad, *w):
+    def backward(ctx: Any, *grads: Tensor | None) -> Results:
+        w_grad, *w = grads
         args = _args_of(ctx.saved_tensors, ctx.others)
         at, (grad, *_), u = _Gradients(*args[1:4], *args[7:9]), args, args[4:7]
         needs, of_u = ctx.needs_input_grad, (False, *ctx.needs_input_grad[4:7])
@@ -489,7 +512,7 @@ class _AttnOutputDoubleBackward(_OfAttnOutput):
         return *at.third(grad, u, w_grad, w, needs[:4]), *along, None, None, None
 
     @staticmethod
-    def push(args, tangents):
+    def push(args: Sequence[Any], tangents: Tensors) -> Results:
         at, (grad, *_), u = _Gradients(*args[1:4], *args[7:9]), args, args[4:7]
         w_grad, w, u_tangents = tangents[0], tangents[1:4], tangents[4:7]
         along = at.third(grad, u, w_grad, w, args[9])
@@ -502,13 +525,14 @@ class _AttnOutputTripleBackward(_OfAttnOutput):
     rows, keys = (0, 1, 4, 7, 8), (2, 3, 5, 6, 9, 10)
 
     @classmethod
-    def paths(cls, saved):
+    def paths(cls, saved: Tensors) -> Sequence[Sequence[int]]:
         return (range(11),) * 4
 
     @classmethod
-    def backward(cls, ctx, grad, *h):
+    def backward(cls, ctx: Any, *grads: Tensor | None) -> Results:
+        grad, *h = grads
         if _any(h):  # fourth derivatives
-            return super().backward(ctx, grad, *h)
+            return super().backward(ctx, *grads)
         # The gradients of D(w) D(u) L for this `grad`.
         args, needs = _args_of(ctx.saved_tensors, ctx.others), ctx.needs_input_grad
         at, u, w = _Gradients(*args[1:4], *args[11:13]), args[4:7], args[8:11]
@@ -523,33 +547,35 @@ class _AttnOutputTripleBackward(_OfAttnOutput):
 # kernels don't fit.
 
 
-def _fake_attn(q, k, v):
+def _fake_attn(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     composed.check("attn", q, k, v)
     return q.new_empty(composed.output_size(q, v)), q.new_empty((*q.shape[:-1], k.shape[-2]))
 
 
-def _fake_attn_backward(*args):
+def _fake_attn_backward(*args: Any) -> Results:
     composed.check_backward(*args[:6])
     return _empty(composed.attn_backward, args, args[2:5])
 
 
-def _fake_attn_output(q, k, v, *, is_causal=False, scale=1.0):
+def _fake_attn_output(
+    q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool = False, scale: float = 1.0
+) -> Tensor:
     composed.check("attn_output", q, k, v, grouped=True)
     return q.new_empty(composed.output_size(q, v))
 
 
-def _fake_attn_output_backward(*args):
+def _fake_attn_output_backward(*args: Any) -> Results:
     composed.attn_output_backward.check(*args)
     return _empty(composed.attn_output_backward, args, args[1:4])
 
 
-def _fake_attn_output_jvp(q, k, v, *tangents):
+def _fake_attn_output_jvp(q: Tensor, k: Tensor, v: Tensor, *tangents: Any) -> Tensor:
     composed.attn_output_jvp.check(q, k, v, *tangents)
     return q.new_empty(composed.output_size(q, v))
 
 
-def _fake_of_higher_order(formula):
-    def fake(*args):
+def _fake_of_higher_order(formula: composed.Derivative) -> Op:
+    def fake(*args: Any) -> Results:
         formula.check(*args)
         q, k, v = args[1:4]
         return _empty(formula, args, (q.new_empty(composed.output_size(q, v)), q, k, v))
@@ -557,7 +583,7 @@ def _fake_of_higher_order(formula):
     return fake
 
 
-def _empty(formula, args, likes):
+def _empty(formula: Op, args: Iterable[Any], likes: Iterable[Tensor]) -> Results:
     """New tensors like `likes`, or None where the formula has none whatever the numbers are."""
     one = torch.empty(1, 1, device="meta")
     results = formula(*(one if isinstance(x, Tensor) else x for x in args))
@@ -565,10 +591,10 @@ def _empty(formula, args, likes):
     return tuple(y if y is None else x.new_empty(x.shape) for y, x in pairs)
 
 
-def _wrong(function):
+def _wrong(function: Op) -> Callable[..., str]:
     """Says, instead of computing, what is wrong with the arguments."""
 
-    def wrong(*args, **options):
+    def wrong(*args: Any, **options: Any) -> str:
         try:
             function(*args, **options)
         except RuntimeError as error:
@@ -578,21 +604,21 @@ def _wrong(function):
     return wrong
 
 
-def _plain(function):
+def _plain(function: Op) -> Op:
     """Leaves autograd to the Functions, as the library's operators do."""
 
     # Below autograd's keys, a product of sparse matrices would be zero.
-    def plain(*args, **options):
+    def plain(*args: Any, **options: Any) -> Any:
         with torch.no_grad(), forward_ad._set_fwd_grad_enabled(False):
             return function(*args, **options)
 
     return plain
 
 
-def _triton_of(key):
+def _triton_of(key: str) -> tuple[dict[str, tuple[Op, Op]], str]:
     """Returns the Triton kernels for a dispatch key's devices, and which version, or why not."""
-    is_there = {"CUDA": torch.backends.cuda.is_built(), "XPU": torch.xpu._is_compiled()}[key]
-    if not is_there:
+    cuda = torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
+    if not {"CUDA": cuda, "XPU": torch.xpu._is_compiled()}[key]:
         return {}, f"this torch is built without {key}"
     try:
         found = version("triton")
@@ -600,15 +626,16 @@ def _triton_of(key):
         return {}, "there is no Triton"
     if tuple(map(int, found.split(".")[:2])) < LEAST_TRITON:
         return {}, f"Triton is {found}, older than {'.'.join(map(str, LEAST_TRITON))}"
-    from torch_attn import triton_impl
+    # In a clone it is elsewhere.
+    from torch_attn import triton_impl  # type: ignore[attr-defined, unused-ignore]
 
     return triton_impl.KERNELS, f"Triton {found}"
 
 
-def _unless(taken, impl, otherwise):
+def _unless(taken: Op, impl: Op, otherwise: Op) -> Op:
     """Calls `impl` if the call is `taken`."""
 
-    def kernel(*args, **options):
+    def kernel(*args: Any, **options: Any) -> Any:
         return (impl if taken(*args, **options) else otherwise)(*args, **options)
 
     return kernel
