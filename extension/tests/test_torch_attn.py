@@ -130,6 +130,7 @@ def test_the_command_says_what_is_used():
     assert "self-test: 3 functions, 4 dtypes: right" in done.stdout
     assert len(re.findall(r"and [\d.]+ times as long$", done.stdout, re.M)) == 3
     assert len(re.findall(r"[\d.]+ times as long$", done.stdout, re.M)) == 6
+    assert not done.stderr
 
 
 def test_the_command_says_what_is_wrong(monkeypatch, capsys):

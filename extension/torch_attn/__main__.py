@@ -2,6 +2,7 @@
 
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from functools import partial
 from statistics import median
@@ -110,6 +111,8 @@ def speed() -> list[str]:
 
 
 def main() -> int:
+    # PyTorch's own jvp calls this.
+    warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated")
     print(f"torch_attn {torch_attn.__version__}, torch {torch.__version__}")
     for device, how in torch_attn.backends().items():
         print(f"{device}: {how}")

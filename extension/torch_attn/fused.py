@@ -5,7 +5,7 @@ to the third order of attn_output, and else by differentiating the same function
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -30,7 +30,11 @@ if capability not in _libraries:
 torch.ops.load_library(_libraries[capability])  # type: ignore[no-untyped-call]
 _ops = torch.ops.torch_attn
 _registrations: Any = torch.library.Library("torch_attn", "FRAGMENT")  # type: ignore[no-untyped-call]
+# PyTorch's builds for CUDA bring the first one, those for ROCm and XPU the others.
+TRITON = "triton", "triton-rocm", "triton-xpu"
 LEAST_TRITON = 3, 6
+# What Function.apply extends. Dynamo of 2.10 fails where it meets a call of it by super().
+_apply: Op = torch._C._FunctionBase.__dict__["apply"]
 
 
 class Result(NamedTuple):
@@ -180,7 +184,7 @@ def _call(function: Any, needs_grad: bool, *args: Any) -> Any:
         if transformed:
             return function.apply(*args)
         # Function.apply would do the same, but it looks up a signature, which takes longer.
-        return super(Function, function).apply(*args)
+        return _apply(function, *args)
     return function.op(*args)
 
 
@@ -620,10 +624,10 @@ def _triton_of(key: str) -> tuple[dict[str, tuple[Op, Op]], str]:
     cuda = torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
     if not {"CUDA": cuda, "XPU": torch.xpu._is_compiled()}[key]:
         return {}, f"this torch is built without {key}"
-    try:
-        found = version("triton")
-    except PackageNotFoundError:
+    installed = [d.version for name in TRITON for d in distributions(name=name)]
+    if not installed:
         return {}, "there is no Triton"
+    found, *_ = installed
     if tuple(map(int, found.split(".")[:2])) < LEAST_TRITON:
         return {}, f"Triton is {found}, older than {'.'.join(map(str, LEAST_TRITON))}"
     # In a clone it is elsewhere.
