@@ -20,7 +20,8 @@ from selenium_axe_python import Axe
 
 HEIGHT = 900
 # Of the page that is open: what is wider than the window, images that are not there, formulas that
-# are not typeset or that MathJax could not read, code of which the end is beyond an edge.
+# are not typeset or that MathJax could not read, code of which the end is beyond an edge, words in
+# tables that go on in the next line.
 LOOK = """
 const done = arguments[arguments.length - 1];
 // WebDriver may return while the page is still loading.
@@ -31,6 +32,18 @@ loaded.then(() => window.MathJax?.startup?.promise).then(() => {
   // On a narrow page it is the content that scrolls.
   const boxes = [document.documentElement, ...document.querySelectorAll(".content")];
   const wide = Math.max(...boxes.map(box => box.scrollWidth - box.clientWidth));
+  const words = [];
+  for (const cell of document.querySelectorAll("table.docutils td, table.docutils th")) {
+    const texts = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+    while (texts.nextNode()) {
+      for (const word of texts.currentNode.data.matchAll(/[^\\s\\-\u2013/]+/g)) {
+        const range = document.createRange();
+        range.setStart(texts.currentNode, word.index);
+        range.setEnd(texts.currentNode, word.index + word[0].length);
+        words.push([word[0], new Set([...range.getClientRects()].map(box => box.top)).size]);
+      }
+    }
+  }
   const formulas = [...document.querySelectorAll("span.math, div.math")];
   done({
     address: location.href,
@@ -39,6 +52,7 @@ loaded.then(() => window.MathJax?.startup?.promise).then(() => {
     plain: formulas.filter(f => !f.querySelector("mjx-container")).map(f => f.textContent),
     errors: [...document.querySelectorAll("mjx-merror")].map(e => e.textContent),
     formulas: formulas.length,
+    broken: words.filter(([_, lines]) => lines > 1).map(([word]) => word),
     cut: [...document.querySelectorAll("article pre")]
       .filter(pre => pre.scrollWidth > pre.clientWidth).map(pre => pre.textContent),
     lost: [...document.querySelectorAll("a[href]")].map(a => a.href),
@@ -116,6 +130,7 @@ class Browser:
         if found["wide"] > 0:
             found["faults"].append(f"wider than {width} pixels by {found['wide']}")
         found["faults"] += [f"no image: {source}" for source in found["images"]]
+        found["faults"] += [f"broken in a table: {word}" for word in found["broken"]]
         found["faults"] += [f"not typeset: {text}" for text in found["plain"]]
         found["faults"] += [f"not mathematics: {text}" for text in found["errors"]]
         return found

@@ -268,6 +268,10 @@ PLANTED = {
     "an image that is none": ("<img src=index.html>", "no image: "),
     "an error": ("<script>nope()</script>", "console: "),
     "too wide": ("<div style='width: 2000px'>x</div>", "wider than 390 pixels by"),
+    "broken": (
+        "<table class=docutils><td style='width: 2em; word-break: break-all'>unbelievable</table>",
+        "broken in a table: unbelievable",
+    ),
     "from elsewhere": (
         "<script src=http://elsewhere.invalid/x.js></script>",
         "that leaves the site",
