@@ -122,7 +122,7 @@ def compiled(version: str, jobs: Sequence[Job]) -> Iterator[tuple[Job, list[int]
         each = answers(version, jobs)
         for i, job in enumerate(jobs):
             doing.tell(job.key, done=i, total=len(jobs))
-            # Not zip: it would take an answer too many.
+            # zip would take an answer too many.
             variants = [next(each, {"error": "no answer"}) for _ in range(2)]
             if errors := [answer["error"] for answer in variants if "error" in answer]:
                 raise ForkError(f"{job.key}: Triton {version}: {errors[0]}")

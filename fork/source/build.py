@@ -92,7 +92,7 @@ def ninja_log(log: Path) -> tuple[int, float]:
     """
     last = {}
     for line in log.read_text(encoding="utf-8").splitlines():
-        # Not so the first line, and one that a kill cut short.
+        # The log's first line has fewer parts, and so has one that a kill cut short.
         if len(parts := line.split("\t")) == 5:
             start, end, _, output, key = parts
             last[output] = int(start), int(end), key

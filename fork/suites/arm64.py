@@ -74,7 +74,7 @@ ONLY = {
 # compile what they test, and would be skipped by it.
 SMALL = {"PYTORCH_TEST_WITH_ASAN": "1"}
 COMPILED = ("products", "schedule", "tanh", "ways")
-# A CPU for whose vectors SVE256 is. Without it QEMU's are longer, and PyTorch takes NEON.
+# QEMU's CPU with the vectors of SVE256. By default its vectors are longer, and PyTorch takes NEON.
 SVE256 = {"QEMU_CPU": "max,sve-max-vq=2"}
 PROBE = "import torch; assert torch.backends.cpu.get_cpu_capability() == 'SVE256'"
 

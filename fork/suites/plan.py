@@ -112,7 +112,7 @@ class Plan:
                 name = command.file.removeprefix(TEST)
                 suites[name] = (*suites.get(name, ()), *walks(commit, command, ops))
         is_own = {name: any(fnmatchcase(name, p) for p in own_patterns(ops)) for name in suites}
-        # Each test once: the table may name one that the test plan names too.
+        # Each test is named once, though the table may have one that the test plan has too.
         known = {
             name: tuple(dict.fromkeys([*SUITES.get(name, ()), *walks]))
             for name, walks in suites.items()
