@@ -314,6 +314,48 @@ def test_memory_of_attn_output(run):
     assert max(event.cpu_memory_usage for event in profiled.events()) < 2**22
 
 
+class Layer(torch.nn.Module):
+    def forward(self, q, k, v):
+        output, _ = torch_attn.attn(q, k, v)
+        return output, torch_attn.attn_output(q, k, v, is_causal=True)
+
+
+WITHOUT_PYTHON = """\
+#include <ATen/ATen.h>
+#include <dlfcn.h>
+#include <torch/csrc/inductor/aoti_package/model_package_loader.h>
+
+int main(int, char** arguments) {
+  if (!dlopen(arguments[1], RTLD_NOW)) {
+    return 2;
+  }
+  torch::inductor::AOTIModelPackageLoader model(arguments[2]);
+  const auto q = at::ones({2, 3, 4}) / 4, k = at::ones({2, 5, 4}) / 2;
+  const auto found = model.run({q, k, k});
+  const auto attn = at::tanh(at::matmul(q, k.mT()));
+  return !at::allclose(found[0], at::matmul(attn, k)) ||
+      !at::allclose(found[1], at::matmul(at::tril(attn), k));
+}
+"""
+
+
+def test_a_program_without_python(tmp_path):
+    """One in C++ that loads the package's library runs what AOTInductor has compiled."""
+    inputs = make(2, e=4, dtype=torch.float, requires_grad=False)
+    model = tmp_path / "model.pt2"
+    exported = torch.export.export(Layer(), tuple(inputs))
+    torch._inductor.aoti_compile_and_package(exported, package_path=str(model))
+    source, program = tmp_path / "program.cpp", tmp_path / "program"
+    source.write_text(WITHOUT_PYTHON, encoding="utf-8")
+    torch_folder = Path(torch.__file__).parent
+    libraries = [f"-L{torch_folder}/lib", f"-Wl,-rpath,{torch_folder}/lib", "-Wl,--as-needed"]
+    libraries += ["-ltorch", "-ltorch_cpu", "-lc10"]
+    compiler = ["g++", "-std=c++20", "-O0", f"-I{torch_folder}/include"]
+    subprocess.run([*compiler, source, *libraries, "-o", program], check=True)
+    library = fused._libraries[fused.capability]
+    assert subprocess.run([program, library, model], check=False).returncode == 0
+
+
 BY_TRITON = """\
 import torch
 import test_torch_attn as tests
