@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from fork import paths
 from fork.overlay import BUILT, files_under, is_edit
 
 # Files that go to PyTorch have its line width.
@@ -17,19 +18,21 @@ CPP = (".cpp", ".cu", ".cuh", ".h", ".hpp")
 def lint(root: Path, fix: bool) -> bool:
     """Returns True if all files are in form; with `fix`, the tools first change what they can."""
     ours = [f for f in files_under(root, skip=BUILT) if not f.startswith(GENERATED)]
-    failed = [c for c in commands(ours, fix) if subprocess.run(c, cwd=root).returncode]
+    jobs = commands(ours, fix, Path(sys.executable).parent)
+    failed = [c for c in jobs if subprocess.run(c, cwd=root).returncode]
     return not failed
 
 
 def put_in_form(root: Path, files: Iterable[str]) -> None:
-    """Changes these files as `lint` would, in silence."""
-    for command in commands(files, fix=True):
-        subprocess.run(command, cwd=root, capture_output=True)
+    """Changes these files as `lint` would, in silence, if this Python or .venv has the tools."""
+    places = (Path(sys.executable).parent, paths.VENV / "bin")
+    if tools := next((place for place in places if (place / "ruff").exists()), None):
+        for command in commands(files, True, tools):
+            subprocess.run(command, cwd=root, capture_output=True)
 
 
-def commands(ours: Iterable[str], fix: bool) -> list[list[str | Path]]:
+def commands(ours: Iterable[str], fix: bool, tools: Path) -> list[list[str | Path]]:
     """Returns what is to be run in the repository's folder for the form of these of its files."""
-    tools = Path(sys.executable).parent
     ruff, clang_format, yamllint = (tools / t for t in ("ruff", "clang-format", "yamllint"))
     # Edits are fragments of upstream's files, and keep the indentation of their place.
     whole = [f for f in ours if not is_edit(f)]
